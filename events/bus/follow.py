@@ -1,0 +1,141 @@
+"""Following decisions: the state first, then the stream after its tail, for as long as the caller likes.
+
+XREAD passes over trimmed entries without a word, and a deleted stream never wakes its readers. So an
+entry whose `after` is not the last one known, and at each empty wait another birth or another server,
+make the follower read the state again.
+"""
+
+from typing import NamedTuple
+
+import anyio
+
+from relight.events import codec
+from relight.events.bus.clock import monotonic_ms
+from relight.events.bus.job import JobBus
+from relight.events.bus.streams import BLOCK_MS
+from relight.events.decisions import AnyDecision
+from relight.events.envelope import Entry
+from relight.events.errors import BusUnavailable, Undecodable
+from relight.events.ids import BEGINNING
+from relight.events.schema import Snapshot
+
+RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+"""Waits between tries while the bus is away; the last one repeats."""
+
+
+class Synced(NamedTuple):
+    """The state as it stands; what was followed before is void."""
+
+    snapshot: Snapshot
+    stamp: str
+    """The server's own stamp; routes of a state with another one are void to a fresh reader."""
+    why: str
+    """`start`, `gap`, `reborn` (emptied, rolled back or another server) or `back` (the bus was away)."""
+
+
+class Decided(NamedTuple):
+    """The next decision, in order, none left out."""
+
+    entry: Entry
+    decision: AnyDecision
+
+
+class Noted(NamedTuple):
+    """An entry of `decisions` that is a fact (NodeSilent, TrainerSilent) or of no type known here."""
+
+    entry: Entry
+
+
+class Away(NamedTuple):
+    """The bus cannot be reached or cannot serve; told once, `Synced` follows when it is back."""
+
+    reason: str
+
+
+class Quiet(NamedTuple):
+    """Nothing came for one wait."""
+
+
+Event = Synced | Decided | Noted | Away | Quiet
+
+
+class Follower:
+    """A cursor in one job's decisions. `next()` is safe to cancel and never raises BusUnavailable."""
+
+    def __init__(self, job: JobBus) -> None:
+        self._job = job
+        self._reader = job.bus.reader()
+        self._known: Snapshot | None = None
+        self._stamp = "none"
+        self._last = BEGINNING
+        self._ready: list[Entry] = []
+        self._tries = 0
+        self._away = False
+
+    async def next(self) -> Event:
+        """The next event; waits at most one BLOCK for it."""
+        try:
+            event = await self._next()
+        except BusUnavailable as error:
+            return await self._lost(str(error))
+        self._tries = 0
+        return event
+
+    async def _lost(self, reason: str) -> Event:
+        if not self._away:
+            self._away = True
+            return Away(reason)
+        await anyio.sleep(RETRY_S[min(self._tries, len(RETRY_S) - 1)])
+        self._tries += 1
+        return Quiet()
+
+    async def _next(self) -> Event:
+        if self._known is None:
+            return await self._synced("start")
+        if self._away:
+            reborn = await self._is_reborn()
+            return await self._synced("reborn" if reborn else "back")
+        if not self._ready:
+            self._ready = await self._job.read_decisions(self._last, reader=self._reader, block_ms=BLOCK_MS)
+        if not self._ready:
+            return await self._synced("reborn") if await self._is_reborn() else Quiet()
+        entry = self._ready[0]
+        if entry.after != self._last:
+            return await self._synced("gap")
+        del self._ready[0]
+        self._last = entry.entry_id
+        try:
+            return Noted(entry) if codec.is_fact(entry) else Decided(entry, codec.decode_decision(entry))
+        except Undecodable:
+            return Noted(entry)
+
+    async def _is_reborn(self) -> bool:
+        assert self._known is not None
+        snapshot = await self._job.snapshot()
+        if self._known.birth is None:
+            self._known = snapshot
+            return snapshot.birth is not None and self._last == BEGINNING
+        if snapshot.birth != self._known.birth:
+            return True
+        return await self._job.bus.stamp() != self._stamp
+
+    async def _synced(self, why: str) -> Synced:
+        await self._job.bus.tell_time()
+        stamp = await self._job.bus.stamp()
+        snapshot = await self._job.snapshot()
+        self._known, self._stamp, self._last = snapshot, stamp, snapshot.tail
+        self._ready = []
+        self._away = False
+        return Synced(snapshot, stamp, why)
+
+
+async def reached(job: JobBus, *, within_s: float) -> Snapshot:
+    """The state, waiting up to `within_s` for a bus that can serve; raises BusUnavailable after that."""
+    deadline = monotonic_ms() + within_s * 1000.0
+    while True:
+        try:
+            return await job.snapshot()
+        except BusUnavailable:
+            if monotonic_ms() >= deadline:
+                raise
+            await anyio.sleep(RETRY_S[1])

@@ -1,0 +1,97 @@
+"""The Lua scripts: each is one atomic step on one job's keys. None of them parses JSON."""
+
+APPEND = """
+-- KEYS seen, facts. ARGV source, boot, install, then for each entry: seq, number of strings, strings.
+-- An entry whose number is not above what was seen changes nothing and is success.
+local seen = redis.call('HGET', KEYS[1], ARGV[1])
+local last = '0'
+if seen then
+  local cut = string.find(seen, ':', 1, true)
+  if string.sub(seen, cut + 1) == ARGV[2] then
+    last = string.sub(seen, 1, cut - 1)
+  elseif ARGV[3] ~= '1' then
+    return {'FENCED', string.sub(seen, cut + 1)}
+  end
+end
+local added = 0
+local at = 4
+while at <= #ARGV do
+  local strings = tonumber(ARGV[at + 1])
+  if tonumber(ARGV[at]) > tonumber(last) then
+    redis.call('XADD', KEYS[2], '*', unpack(ARGV, at + 2, at + 1 + strings))
+    last = ARGV[at]
+    added = added + 1
+  end
+  at = at + 2 + strings
+end
+redis.call('HSET', KEYS[1], ARGV[1], last .. ':' .. ARGV[2])
+return {'OK', tostring(added)}
+"""
+
+COMMIT = """
+-- KEYS lease, state, decisions. ARGV lease value, epoch, number before, number, cursor,
+-- number of state strings, strings, then for each decision: number of strings, strings.
+local before = redis.call('HMGET', KEYS[2], 'commit', 'epoch', 'tail')
+local commit, epoch, tail = before[1] or '0', before[2] or '0', before[3] or '0-0'
+if redis.call('GET', KEYS[1]) ~= ARGV[1] or commit ~= ARGV[3] or tonumber(epoch) > tonumber(ARGV[2]) then
+  return {'REFUSED', epoch, commit, tail}
+end
+local strings = tonumber(ARGV[6])
+if strings > 0 then
+  redis.call('HSET', KEYS[2], unpack(ARGV, 7, 6 + strings))
+end
+local at = 7 + strings
+while at <= #ARGV do
+  local n = tonumber(ARGV[at])
+  tail = redis.call('XADD', KEYS[3], '*', 'after', tail, unpack(ARGV, at + 1, at + n))
+  at = at + 1 + n
+end
+redis.call('HSET', KEYS[2], 'commit', ARGV[4], 'epoch', ARGV[2], 'cursor', ARGV[5], 'tail', tail)
+return {'OK', ARGV[2], ARGV[4], tail}
+"""
+
+TAKE = """
+-- KEYS lease, epoch, state. ARGV holder, milliseconds, floor. A free lease is taken under a new epoch.
+local held = redis.call('GET', KEYS[1])
+if held then
+  return {'HELD', held}
+end
+local time = redis.call('TIME')
+local epoch = math.max(
+  tonumber(redis.call('GET', KEYS[2]) or '0') + 1,
+  tonumber(redis.call('HGET', KEYS[3], 'epoch') or '0') + 1,
+  tonumber(ARGV[3]) + 1,
+  tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
+local text = string.format('%.0f', epoch)
+redis.call('SET', KEYS[2], text)
+redis.call('SET', KEYS[1], text .. ':' .. ARGV[1], 'PX', ARGV[2])
+return {'OK', text}
+"""
+
+RENEW = """
+-- KEYS lease. ARGV lease value, milliseconds.
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+  return 0
+end
+return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+"""
+
+RELEASE = """
+-- KEYS lease. ARGV lease value.
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+  return 0
+end
+return redis.call('DEL', KEYS[1])
+"""
+
+ISSUE_RUN = """
+-- KEYS run. ARGV floor. Never a number that was issued before, also after a rollback of the bus.
+local time = redis.call('TIME')
+local run = math.max(
+  tonumber(redis.call('GET', KEYS[1]) or '0') + 1,
+  tonumber(ARGV[1]) + 1,
+  tonumber(time[1]))
+local text = string.format('%.0f', run)
+redis.call('SET', KEYS[1], text)
+return text
+"""

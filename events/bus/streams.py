@@ -1,0 +1,37 @@
+"""Reading streams: one shape for replies, whatever the server and the protocol."""
+
+from typing import Any, cast
+
+import redis.asyncio as redis
+
+from relight.events import codec
+from relight.events.envelope import Entry
+from relight.events.ids import EntryId
+
+BLOCK_MS = 1000
+"""Longest wait of one XREAD: a deleted stream never wakes its readers, so they look up once a second."""
+
+
+async def read(
+    client: "redis.Redis", stream: str, *, after: EntryId, block_ms: int | None, count: int
+) -> list[Entry]:
+    """Up to `count` entries after `after`; waits up to `block_ms`, not at all where it is None."""
+    block = None if block_ms is None else max(1, min(block_ms, BLOCK_MS))
+    reply: Any = await cast(Any, client).xread({stream: after}, count=count, block=block)
+    if not reply:
+        return []
+    streams: Any = reply.items() if hasattr(reply, "items") else reply
+    return [codec.entry(entry_id, fields) for _, entries in streams for entry_id, fields in _flat(entries)]
+
+
+async def last(client: "redis.Redis", stream: str, *, count: int) -> list[Entry]:
+    """The newest `count` entries, oldest first."""
+    entries = await cast(Any, client).xrevrange(stream, count=count)
+    return [codec.entry(entry_id, fields) for entry_id, fields in reversed(entries)]
+
+
+def _flat(entries: Any) -> Any:
+    """RESP3 wraps a stream's entries in one more list than RESP2 does."""
+    if entries and isinstance(entries[0], list) and entries[0] and isinstance(entries[0][0], (list, tuple)):
+        return entries[0]
+    return entries

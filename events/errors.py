@@ -1,0 +1,25 @@
+"""The root of every error that relight raises on purpose. A subclass's name says whose fault it is."""
+
+
+class RelightError(Exception):
+    """Anything relight raises on purpose. The message holds the values and what to do."""
+
+
+class UsageError(RelightError):
+    """A wrong argument, file or setting. Command lines exit with 2."""
+
+
+class Undecodable(RelightError):
+    """An entry of a stream that is of no known type or whose data is wrong. It is parked, never fatal."""
+
+
+class BusUnavailable(RelightError):
+    """The bus cannot be reached, or answers that it cannot serve at the moment. Worth another try."""
+
+
+class Fenced(RelightError):
+    """Another life of this source has spoken on the bus. Whoever gets this stops."""
+
+
+class LostLease(RelightError):
+    """Another orchestrator holds the job. Whoever gets this ends its term at once."""

@@ -1,0 +1,167 @@
+"""What the orchestrator has committed: the types of the `state` hash. They are wire, read by all.
+
+Plain fields: `commit`, `epoch`, `cursor`, `tail`. JSON fields: `meta`, and `engine:NAME` one an engine.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+from relight.events.decisions import (
+    LoadWeights,
+    ProbeEngine,
+    ReportRequested,
+    StartEngine,
+    StopEngine,
+    SyncWeights,
+    VerifyEngine,
+)
+from relight.events.ids import BEGINNING, BootId, EngineName, EntryId, NodeName, RecoveryId
+from relight.events.values import Canary, Phase, Process, Value, Weights
+from relight.events.version import Version
+
+Command = StartEngine | StopEngine | ProbeEngine | LoadWeights | VerifyEngine
+"""What can be open for one engine."""
+
+
+class Route(Value, frozen=True, kw_only=True):
+    """Where clients may send calls, and the version that is proven there."""
+
+    address: str
+    version: Version
+
+
+class Left(Value, frozen=True, kw_only=True):
+    """An older incarnation that is not yet proven gone from `node`."""
+
+    incarnation: int
+    node: NodeName
+    processes: tuple[Process, ...] = ()
+    intent: StopEngine | None = None
+
+
+class Recovery(Value, frozen=True, kw_only=True):
+    """One recovery under way, with the bus times (ms) at which its phases ended."""
+
+    id: RecoveryId
+    incarnation: int
+    """The incarnation that was lost."""
+    why: str
+    budgeted: bool = True
+    """Whether the restart counts against the engine's budget."""
+    detect_ms: float | None = None
+    began: int
+    marks: dict[str, int] = {}
+
+
+class Reference(Value, frozen=True, kw_only=True):
+    """A canary that stands for a version."""
+
+    version: Version
+    canary: Canary
+
+
+class EngineState(Value, frozen=True, kw_only=True):
+    """One slot."""
+
+    phase: Phase = Phase.NEW
+    node: NodeName
+    incarnation: int = 0
+    address: str | None = None
+    route: Route | None = None
+    version: Version | None = None
+    """The version whose weights it holds, proven or in proof; none while unknown."""
+    digest: str | None = None
+    """Digest of what was loaded, where it was told."""
+    processes: tuple[Process, ...] = ()
+    intent: Command | None = None
+    """The open step, whole, so that a new epoch can ask for it again."""
+    then: Literal["restart", "drained", "retired"] = "restart"
+    """What becomes of the slot once its stop is proven."""
+    not_before: int = 0
+    """Bus time in ms before which it is not started again."""
+    restarts: tuple[int, ...] = ()
+    """Bus times in ms of the restarts inside the sliding window."""
+    left: tuple[Left, ...] = ()
+    recovery: Recovery | None = None
+    reference: Reference | None = None
+    """The last canary that this slot was healthy with."""
+    start_s: float | None = None
+    """Seconds that its last good start took."""
+    retired_because: str | None = None
+
+
+class Boundary(Value, frozen=True, kw_only=True):
+    """The trainer's open boundary, as it was last told."""
+
+    run: int
+    boundary: int
+    step: int
+    exports: Version | None
+    phase: Literal["rollout", "train", "eval", "checkpoint"] = "rollout"
+    sync: Literal["all", "stale"] = "stale"
+    release: Literal["routed", "written"] = "routed"
+    subset: bool = True
+    released: bool = False
+
+
+class OpenSync(Value, frozen=True, kw_only=True):
+    """The one sync that may be open."""
+
+    order: SyncWeights
+    pending: tuple[EngineName, ...]
+    """Members that have neither loaded nor left."""
+
+
+class NodeRecord(Value, frozen=True, kw_only=True):
+    """What is known of an agent."""
+
+    boot: BootId
+    reported: int = 0
+    """The epoch under which it last reported."""
+    silent: bool = False
+    asked: ReportRequested | None = None
+
+
+class Meta(Value, frozen=True, kw_only=True):
+    """What is true of the job as a whole."""
+
+    bus: str = "none"
+    """The server's run id and replication id, by which a rollback is seen."""
+    birth: str
+    """Random, made with the state, by which an emptied bus is seen."""
+    serial: int = 0
+    """Counts decisions: the second part of their ids."""
+    run: int = 0
+    version: Version | None = None
+    """The job's version: what an engine must hold to be routed."""
+    finished: bool = False
+    boundary: Boundary | None = None
+    trainer_silent: bool = False
+    sync: OpenSync | None = None
+    published: Weights | None = None
+    """The newest weights that stand, to be pulled."""
+    references: tuple[Reference, ...] = ()
+    """Canaries of the newest versions."""
+    nodes: dict[NodeName, NodeRecord] = {}
+    settings: dict[str, Any] = {}
+    """Those of the lease holder."""
+    hold: bool = False
+    counters: dict[str, int] = {}
+    """Late, doubled, absent and parked entries, by kind."""
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """One reading of the `state` hash."""
+
+    commit: int = 0
+    epoch: int = 0
+    cursor: EntryId = BEGINNING
+    tail: EntryId = BEGINNING
+    meta: Meta | None = None
+    """None: nothing has been committed on this bus."""
+    engines: dict[EngineName, EngineState] = {}
+
+    @property
+    def birth(self) -> str | None:
+        return self.meta.birth if self.meta else None
