@@ -89,6 +89,10 @@ class EngineState(Value, frozen=True, kw_only=True):
     start_s: float | None = None
     """Seconds that its last good start took."""
     retired_because: str | None = None
+    since: int = 0
+    """Bus time in ms at which it entered its phase."""
+    alarmed: bool = False
+    """Whether an Alarm has named what it waits for in this phase."""
 
 
 class Boundary(Value, frozen=True, kw_only=True):
@@ -102,6 +106,12 @@ class Boundary(Value, frozen=True, kw_only=True):
     sync: Literal["all", "stale"] = "stale"
     release: Literal["routed", "written"] = "routed"
     subset: bool = True
+    ordered: bool = False
+    """Whether a sync was ordered in it."""
+    refused: bool = False
+    """The trainer refused a sync in it: no other is ordered before the next boundary."""
+    awaiting: tuple[EngineName, ...] = ()
+    """Members that must be routed at the new version, or leave, before it is released."""
     released: bool = False
 
 

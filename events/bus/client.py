@@ -15,7 +15,7 @@ from redis.backoff import NoBackoff
 from relight.events import keys
 from relight.events.bus.clock import BusClock, monotonic_ms
 from relight.events.bus.errors import shown, translated
-from relight.events.bus.job import JobBus
+from relight.events.bus.job import JobBus, Reader
 from relight.events.bus.streams import BLOCK_MS
 from relight.events.errors import UsageError
 from relight.events.ids import JobName, job_name
@@ -53,11 +53,21 @@ class Bus:
         """The part of the bus that is `name`'s."""
         return JobBus(name, bus=self, commands=self._commands)
 
-    def reader(self) -> "redis.Redis":
+    def reader(self) -> Reader:
         """A client for one blocked reader, closed with the bus."""
         client = self._client(BLOCK_MS / 1000.0 + READ_MARGIN_S, connections=2)
         self._readers.append(client)
         return client
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncGenerator[Reader]:
+        """A client for one blocked reader, closed at the end of the block."""
+        client = self.reader()
+        try:
+            yield client
+        finally:
+            self._readers.remove(client)
+            await client.aclose()
 
     async def tell_time(self) -> int:
         """Ask for bus time (ms) and set `clock` by it; raises BusUnavailable."""

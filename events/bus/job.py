@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from relight.events.bus.client import Bus
 
 
+Reader = redis.Redis
+"""A client of its own for one blocked reader."""
+
+
 class Numbered(NamedTuple):
     """A fact with its sender's sequence number."""
 
@@ -105,7 +109,7 @@ class JobBus:
         self,
         after: EntryId,
         *,
-        reader: "redis.Redis | None" = None,
+        reader: Reader | None = None,
         block_ms: int | None = None,
         count: int = 256,
     ) -> list[Entry]:
@@ -147,7 +151,7 @@ class JobBus:
         self,
         after: EntryId,
         *,
-        reader: "redis.Redis | None" = None,
+        reader: Reader | None = None,
         block_ms: int | None = None,
         count: int = 256,
     ) -> list[Entry]:
@@ -218,7 +222,7 @@ class JobBus:
     # --- inside ------------------------------------------------------------------------------------
 
     async def _read(
-        self, stream: str, after: EntryId, reader: "redis.Redis | None", block_ms: int | None, count: int
+        self, stream: str, after: EntryId, reader: Reader | None, block_ms: int | None, count: int
     ) -> list[Entry]:
         if block_ms is not None and reader is None:
             raise ValueError("a blocking read needs a reader's client of its own")

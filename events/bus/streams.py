@@ -1,5 +1,6 @@
 """Reading streams: one shape for replies, whatever the server and the protocol."""
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import redis.asyncio as redis
@@ -16,12 +17,22 @@ async def read(
     client: "redis.Redis", stream: str, *, after: EntryId, block_ms: int | None, count: int
 ) -> list[Entry]:
     """Up to `count` entries after `after`; waits up to `block_ms`, not at all where it is None."""
+    return (await read_several(client, {stream: after}, block_ms=block_ms, count=count)).get(stream, [])
+
+
+async def read_several(
+    client: "redis.Redis", after: Mapping[str, EntryId], *, block_ms: int | None, count: int
+) -> dict[str, list[Entry]]:
+    """`read` of several streams of one slot at one moment; streams with nothing new are left out."""
     block = None if block_ms is None else max(1, min(block_ms, BLOCK_MS))
-    reply: Any = await cast(Any, client).xread({stream: after}, count=count, block=block)
+    reply: Any = await cast(Any, client).xread(dict(after), count=count, block=block)
     if not reply:
-        return []
+        return {}
     streams: Any = reply.items() if hasattr(reply, "items") else reply
-    return [codec.entry(entry_id, fields) for _, entries in streams for entry_id, fields in _flat(entries)]
+    return {
+        stream: [codec.entry(entry_id, fields) for entry_id, fields in _flat(entries)]
+        for stream, entries in streams
+    }
 
 
 async def last(client: "redis.Redis", stream: str, *, count: int) -> list[Entry]:

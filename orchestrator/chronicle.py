@@ -1,0 +1,92 @@
+"""What happened in a job, from the entries of its streams: for `relight events` and `relight explain`.
+
+Pure, and generous: an entry that cannot be decoded is shown as it stands.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from relight.events import codec
+from relight.events.envelope import Entry
+from relight.events.errors import Undecodable
+from relight.events.ids import EngineName, RecoveryId
+
+
+def from_decisions(entry: Entry) -> bool:
+    """Whether the entry stands in `decisions`, where each names the one before it."""
+    return entry.after is not None
+
+
+def data_of(entry: Entry) -> dict[str, Any]:
+    """The entry's JSON object; empty where it is none."""
+    try:
+        return codec.from_json(entry.data, dict[str, Any])
+    except Undecodable:
+        return {}
+
+
+def as_on_bus(entry: Entry) -> dict[str, Any]:
+    """The entry's fields with its `data` as an object (as text where it is none), for JSON output."""
+    fields: dict[str, Any] = {
+        "entry_id": entry.entry_id,
+        "stream": "decisions" if from_decisions(entry) else "facts",
+        "type": entry.type,
+        "source": entry.source,
+        "time": entry.time,
+        "data": data_of(entry) or entry.data,
+    }
+    optional = {"id": entry.id, "after": entry.after, "traceparent": entry.traceparent}
+    return fields | {name: value for name, value in optional.items() if value is not None}
+
+
+def of_types(entries: Iterable[Entry], types: frozenset[str]) -> list[Entry]:
+    """Those whose type is one of `types`; all where it is empty."""
+    return [entry for entry in entries if not types or entry.type in types]
+
+
+def last_recovery(entries: Sequence[Entry], engine: EngineName) -> RecoveryId | None:
+    """The newest recovery that a decision about `engine` names; None where none does."""
+    for entry in reversed(entries):
+        data = data_of(entry)
+        if from_decisions(entry) and data.get("engine") == engine and data.get("recovery"):
+            return RecoveryId(data["recovery"])
+    return None
+
+
+def chain(entries: Sequence[Entry], engine: EngineName, recovery: RecoveryId) -> list[Entry]:
+    """What led to a recovery of `engine` and what came of it, in the order of the bus.
+
+    Its decisions; the facts that caused or answered them; and the sync that brought its weights, with
+    what the trainer said of that sync.
+    """
+    rows = [_Row(entry, data_of(entry)) for entry in entries]
+    rows = [row for row in rows if row.data.get("engine", engine) == engine]
+    decided = [row for row in rows if row.decision and row.data.get("recovery") == recovery]
+    led = _causes(rows, decided)
+    syncs = {sync for row in [*decided, *led] if (sync := row.data.get("sync"))}
+    synced = [row for row in rows if row.data.get("sync") in syncs]
+    orders = [row for row in [*decided, *synced] if row.decision]
+    asked = {row.entry.id for row in orders if row.entry.id is not None}
+    answers = [row for row in rows if row.data.get("answers") in asked]
+    kept = {row.place for row in [*decided, *synced, *answers, *_causes(rows, orders)]}
+    return [row.entry for row in rows if row.place in kept]
+
+
+class _Row(NamedTuple):
+    entry: Entry
+    data: dict[str, Any]
+
+    @property
+    def decision(self) -> bool:
+        return from_decisions(self.entry)
+
+    @property
+    def place(self) -> tuple[bool, str]:
+        """What is unique of an entry: the two streams give out ids of their own."""
+        return self.decision, self.entry.entry_id
+
+
+def _causes(rows: Iterable[_Row], decisions: Iterable[_Row]) -> list[_Row]:
+    """The facts among `rows` that `decisions` name as their cause."""
+    named = {row.data.get("cause") for row in decisions}
+    return [row for row in rows if row.entry.entry_id in named and codec.is_fact(row.entry)]

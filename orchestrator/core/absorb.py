@@ -1,0 +1,184 @@
+"""What is learned from a fact about an engine, before its next phase is entered."""
+
+from collections.abc import Callable
+from typing import Any
+
+from relight.events.decisions import LoadWeights, ProbeEngine, StartEngine, VerifyEngine
+from relight.events.facts import (
+    DrainRequested,
+    EngineDead,
+    EngineStarted,
+    EngineStopped,
+    Healthy,
+    NodeUp,
+    ReleaseRequested,
+    RestartRequested,
+    RetireRequested,
+    RouteSuspected,
+    StartFailed,
+    StopFailed,
+    WeightsFailed,
+    WeightsLoaded,
+)
+from relight.events.schema import EngineState, Reference
+from relight.events.values import Phase
+from relight.events.version import BASE
+from relight.orchestrator.core import recovery
+from relight.orchestrator.core.enter import order_probe
+from relight.orchestrator.core.guards import Case
+
+KEPT_REFERENCES = 4
+"""Versions whose canary is kept: those that a late or returning engine may still hold."""
+
+
+def absorb(case: Case) -> None:
+    """Change the engine's (and the job's) records by what the fact says."""
+    learn = _LEARN.get(type(case.fact))
+    if learn is not None:
+        learn(case, case.fact)
+
+
+def _dead(case: Case, fact: EngineDead) -> None:
+    if case.engine.phase not in (Phase.STOPPING, Phase.BACKOFF, Phase.STOPPED, Phase.RETIRED):
+        recovery.begin(case.work, case.name, why=_death(fact), detect_ms=fact.detect_ms)
+
+
+def _restart(case: Case, fact: RestartRequested) -> None:
+    if case.engine.phase in (Phase.STARTING, Phase.STALE, Phase.SYNCING, Phase.VERIFYING, Phase.SERVING):
+        recovery.begin(case.work, case.name, why="an operator asked for a restart", budgeted=False)
+
+
+def _started(case: Case, fact: EngineStarted) -> None:
+    engine = case.engine
+    if engine.phase is not Phase.STARTING:
+        return
+    recovery.mark(case.work, case.name, "start")
+    case.work.put(
+        case.name,
+        address=fact.address,
+        processes=fact.processes,
+        version=fact.weights or BASE,
+        digest=_started_on(engine),
+        start_s=fact.seconds or engine.start_s,
+        intent=None,
+    )
+
+
+def _stopped(case: Case, fact: EngineStopped) -> None:
+    if case.engine.phase in (Phase.STOPPING, Phase.DRAINING):
+        recovery.mark(case.work, case.name, "stop")
+        case.work.put(case.name, intent=None, processes=(), address=None)
+
+
+def _start_failed(case: Case, fact: StartFailed) -> None:
+    if case.engine.phase is Phase.STARTING:
+        recovery.begin(case.work, case.name, why=f"its start failed: {fact.cause}")
+    if case.engine.phase in (Phase.STARTING, Phase.STOPPING):
+        case.work.put(case.name, intent=None, processes=(), address=None)
+
+
+def _failed(case: Case, fact: WeightsFailed) -> None:
+    if case.engine.phase not in (Phase.SYNCING, Phase.SERVING, Phase.VERIFYING):
+        return
+    retry_at = case.work.now + int(case.work.settings.backoff_s * 1000)
+    case.work.put(case.name, intent=None, not_before=retry_at)
+    if fact.touched:
+        recovery.begin(case.work, case.name, why=f"its weights failed: {fact.error}")
+
+
+def _drain(case: Case, fact: DrainRequested) -> None:
+    case.work.put(case.name, then="drained")
+
+
+def _retire(case: Case, fact: RetireRequested) -> None:
+    case.work.put(case.name, then="retired", retired_because="an operator asked for it")
+
+
+def _released(case: Case, fact: ReleaseRequested) -> None:
+    case.work.put(case.name, then="restart", retired_because=None, restarts=(), not_before=0)
+
+
+def _suspected(case: Case, fact: RouteSuspected) -> None:
+    if case.engine.phase is Phase.SERVING and case.engine.intent is None:
+        order_probe(case.work, case.name, reason=f"a client's call failed there: {fact.error}")
+
+
+def _death(fact: EngineDead) -> str:
+    how = f"signal {fact.signal}" if fact.signal is not None else f"exit code {fact.exit_code}"
+    return (
+        f"{fact.cause.value} ({how if fact.cause.value in ('exit', 'signal', 'oom') else fact.detail or how})"
+    )
+
+
+def _started_on(engine: EngineState) -> str | None:
+    start = engine.intent
+    return start.weights.digest if isinstance(start, StartEngine) and start.weights else None
+
+
+def _stop_failed(case: Case, fact: StopFailed) -> None:
+    if case.engine.phase in (Phase.STOPPING, Phase.DRAINING) and not case.engine.alarmed:
+        detail = (
+            f"{case.name}.{case.engine.incarnation} is not proven gone: {fact.cause} {fact.detail}".strip()
+        )
+        case.work.alarm("stop", detail, reason="no replacement starts before the old one is proven gone")
+        case.work.put(case.name, alarmed=True)
+
+
+def _loaded(case: Case, fact: WeightsLoaded) -> None:
+    engine = case.engine
+    if engine.phase not in (Phase.SYNCING, Phase.SERVING):
+        return
+    if not isinstance(engine.intent, LoadWeights) or engine.intent.version != fact.version:
+        return
+    recovery.mark(case.work, case.name, "sync")
+    case.work.put(case.name, intent=None, version=fact.version, digest=fact.digest)
+
+
+def _healthy(case: Case, fact: Healthy) -> None:
+    work, engine = case.work, case.engine
+    asked = VerifyEngine if engine.phase is Phase.VERIFYING else ProbeEngine
+    if engine.phase not in (Phase.VERIFYING, Phase.SERVING) or not isinstance(engine.intent, asked):
+        return
+    if fact.version != engine.version or not work.reported(engine.node):
+        return
+    if engine.phase is Phase.VERIFYING:
+        recovery.mark(work, case.name, "verify")
+    work.put(case.name, intent=None)
+    if fact.canary is None:
+        return
+    reference = Reference(version=fact.version, canary=fact.canary)
+    work.put(case.name, reference=reference)
+    if all(known.version != fact.version for known in work.meta.references):
+        work.learn(references=(*work.meta.references[1 - KEPT_REFERENCES :], reference))
+
+
+def _seen(case: Case, fact: NodeUp) -> None:
+    """An agent's report: where it listens and what it holds, for phases that take the agent's word."""
+    report = case.report
+    if report is None or case.engine.phase not in (Phase.NEW, Phase.SILENT):
+        return
+    case.work.put(
+        case.name,
+        incarnation=max(report.incarnation, case.engine.incarnation),
+        address=report.address,
+        version=report.version,
+        processes=report.processes or case.engine.processes,
+    )
+
+
+_LEARN: dict[type, Callable[[Case, Any], None]] = {
+    DrainRequested: _drain,
+    EngineDead: _dead,
+    EngineStarted: _started,
+    EngineStopped: _stopped,
+    Healthy: _healthy,
+    NodeUp: _seen,
+    ReleaseRequested: _released,
+    RestartRequested: _restart,
+    RetireRequested: _retire,
+    RouteSuspected: _suspected,
+    StartFailed: _start_failed,
+    StopFailed: _stop_failed,
+    WeightsFailed: _failed,
+    WeightsLoaded: _loaded,
+}

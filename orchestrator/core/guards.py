@@ -1,0 +1,118 @@
+"""Guards: the questions that decide between two rows of the table. Each reads as its answer does."""
+
+from typing import NamedTuple
+
+from relight.events.facts import (
+    AnyFact,
+    EngineStarted,
+    Healthy,
+    NodeUp,
+    StartFailed,
+    WeightsFailed,
+    WeightsLoaded,
+)
+from relight.events.ids import EngineName
+from relight.events.schema import EngineState
+from relight.events.values import EngineReport
+from relight.events.version import BASE, Version
+from relight.orchestrator.core import budget
+from relight.orchestrator.core.job import Work
+
+
+class Case(NamedTuple):
+    """One fact about one engine, at the moment it is judged."""
+
+    work: Work
+    name: EngineName
+    fact: AnyFact
+    report: EngineReport | None = None
+    """What a NodeUp says of the engine."""
+
+    @property
+    def engine(self) -> EngineState:
+        return self.work.engines[self.name]
+
+
+def always(case: Case) -> bool:
+    return True
+
+
+def on_the_jobs_version(case: Case) -> bool:
+    """What was started or loaded, or is up, is the version that the job is at."""
+    version: Version | None
+    match case.fact:
+        case EngineStarted():
+            version = case.fact.weights or BASE
+        case WeightsLoaded() | Healthy():
+            version = case.fact.version
+        case NodeUp():
+            version = case.report.version if case.report else None
+        case _:
+            version = case.engine.version
+    return version is not None and version == case.work.meta.version
+
+
+def node_has_reported(case: Case) -> bool:
+    return case.work.reported(case.engine.node)
+
+
+def proven_for_a_route(case: Case) -> bool:
+    return node_has_reported(case) and on_the_jobs_version(case) and not case.work.meta.finished
+
+
+def loaded(case: Case) -> bool:
+    """The load that was asked for is done (not one that was asked for before)."""
+    return isinstance(case.fact, WeightsLoaded) and case.engine.version == case.fact.version
+
+
+def loaded_the_jobs_version(case: Case) -> bool:
+    return loaded(case) and on_the_jobs_version(case)
+
+
+def untouched(case: Case) -> bool:
+    return isinstance(case.fact, WeightsFailed) and not case.fact.touched
+
+
+def may_be_tried_again(case: Case) -> bool:
+    """The restart budget has room, and the failure is not one that another try repeats."""
+    if isinstance(case.fact, StartFailed) and not case.fact.retryable:
+        return False
+    return case.engine.then == "restart" and budget.left(case.work, case.engine)
+
+
+def drained(case: Case) -> bool:
+    return case.engine.then == "drained"
+
+
+def shows_never_filled(case: Case) -> bool:
+    return case.report is not None and case.report.state == "absent" and case.report.incarnation == 0
+
+
+def shows_gone(case: Case) -> bool:
+    """Neither there nor known to be there: the agent recorded no such incarnation, or saw it end."""
+    report = case.report
+    if report is None:
+        return False
+    return report.state in ("absent", "stopping") or report.incarnation < case.engine.incarnation
+
+
+def shows_live(case: Case) -> bool:
+    report = case.report
+    return report is not None and report.state in ("up", "paused", "starting") and not shows_gone(case)
+
+
+def shows_up_on_the_jobs_version(case: Case) -> bool:
+    report = case.report
+    return report is not None and report.state in ("up", "paused") and on_the_jobs_version(case)
+
+
+def shows_up(case: Case) -> bool:
+    return case.report is not None and case.report.state in ("up", "paused")
+
+
+def shows_drained(case: Case) -> bool:
+    return case.report is not None and case.report.state == "drained"
+
+
+def shows_retired(case: Case) -> bool:
+    return case.report is not None and case.report.state == "retired"

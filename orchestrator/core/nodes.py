@@ -1,0 +1,121 @@
+"""Nodes: what their agents report, and their silence."""
+
+from relight.events.decisions import (
+    LoadWeights,
+    ProbeEngine,
+    ReportRequested,
+    StartEngine,
+    StopEngine,
+    VerifyEngine,
+)
+from relight.events.facts import NodeSilent, NodeUp
+from relight.events.ids import EngineName, NodeName
+from relight.events.schema import EngineState, NodeRecord
+from relight.events.values import EngineReport, Phase, Weights
+from relight.orchestrator.core.enter import order_probe, order_start, order_stop, order_verify
+from relight.orchestrator.core.guards import Case
+from relight.orchestrator.core.job import Work
+from relight.orchestrator.core.sync import order_load
+from relight.orchestrator.core.transition import transition
+
+
+def node_up(work: Work, fact: NodeUp) -> None:
+    """An agent says what is true. Open steps of its engines are asked for again, never assumed."""
+    record = work.meta.nodes.get(fact.node)
+    if record is not None and record.asked is not None and not _answers(work, fact, record.asked):
+        work.count("early")
+        return
+    nodes = {**work.meta.nodes, fact.node: NodeRecord(boot=fact.boot, reported=work.epoch)}
+    work.learn(nodes=nodes)
+    for report in fact.engines:
+        _seen(work, fact, report)
+
+
+def _answers(work: Work, fact: NodeUp, asked: ReportRequested) -> bool:
+    """Said under this epoch: an older report may be older than what this epoch knows."""
+    return fact.answers == asked.id or fact.max_epoch >= work.epoch
+
+
+def _seen(work: Work, fact: NodeUp, report: EngineReport) -> None:
+    name = report.engine
+    engine = work.engines.get(name)
+    if engine is None:
+        work.engines[name] = EngineState(node=fact.node, incarnation=report.incarnation, since=work.now)
+    elif engine.node != fact.node:
+        work.count("foreign")
+        return
+    elif report.incarnation > engine.incarnation:
+        _adopt(work, name, report)
+    _version_reported(work, report)
+    before = work.engines[name]
+    transition(Case(work, name, fact, report))
+    if work.engines[name].phase is before.phase and before.intent is not None:
+        _ask_again(work, name)
+
+
+def _adopt(work: Work, name: EngineName, report: EngineReport) -> None:
+    """The agent is ahead: the bus lost what was committed. Its incarnation is the one that counts."""
+    work.fence(name, reason=f"its agent reports incarnation {report.incarnation}")
+    work.put(name, phase=Phase.SILENT, incarnation=report.incarnation, intent=None, recovery=None)
+    work.count("adopted")
+
+
+def _version_reported(work: Work, report: EngineReport) -> None:
+    """After a rollback the job's version is the highest that anyone reports."""
+    version, known = report.version, work.meta.version
+    if version is None or work.meta.finished or known is None or version <= known:
+        return
+    work.learn(version=version, run=max(work.meta.run, version.run))
+
+
+def _ask_again(work: Work, name: EngineName) -> None:
+    reason = "an open step is asked for again on its node's report"
+    match work.engines[name].intent:
+        case StartEngine():
+            work.put(name, intent=order_start(work, name, reason=reason))
+        case StopEngine(drain_s=drain_s):
+            work.put(name, intent=order_stop(work, name, reason=reason, drain_s=drain_s))
+        case VerifyEngine():
+            work.put(name, intent=order_verify(work, name, reason=reason))
+        case ProbeEngine():
+            order_probe(work, name, reason=reason)
+        case LoadWeights(version=version, uri=uri, digest=digest, sync=sync):
+            weights = Weights(version=version, uri=uri, digest=digest)
+            still = work.meta.sync
+            order = still.order if still is not None and still.order.sync == sync else None
+            order_load(work, name, weights, sync=order, reason=reason)
+        case None:
+            pass
+
+
+def node_silent(work: Work, fact: NodeSilent) -> None:
+    """Its engines are fenced; nothing is started on it before it speaks again."""
+    record = work.meta.nodes.get(fact.node)
+    if record is None or record.silent:
+        return
+    work.decisions.append(fact)
+    silent = NodeRecord(boot=record.boot, reported=record.reported, silent=True)
+    work.learn(nodes={**work.meta.nodes, fact.node: silent})
+    for name in engines_on(work, fact.node):
+        transition(Case(work, name, fact))
+    quiet = [node for node, known in work.meta.nodes.items() if known.silent]
+    if 2 * len(quiet) > len(work.meta.nodes):
+        work.alarm(
+            "silence",
+            f"{len(quiet)} of {len(work.meta.nodes)} nodes are silent",
+            reason="nothing is restarted",
+        )
+
+
+def engines_on(work: Work, node: NodeName) -> list[EngineName]:
+    return [name for name, engine in work.engines.items() if engine.node == node]
+
+
+def ask_report(work: Work, node: NodeName, *, reason: str) -> None:
+    """Ask the node's agent what is true."""
+    record = work.meta.nodes[node]
+    asked = work.decide(
+        ReportRequested, reason=reason, node=node, deadline=work.after(work.settings.report_s)
+    )
+    kept = NodeRecord(boot=record.boot, reported=record.reported, silent=record.silent, asked=asked)
+    work.learn(nodes={**work.meta.nodes, node: kept})

@@ -1,0 +1,261 @@
+"""The one open sync: who is in it, what each member does next, and how it ends or is voided.
+
+Its members are named here and lie inside the open boundary that exports its version. What is cut off is
+void, whatever is later said of it.
+"""
+
+from msgspec.structs import replace
+
+from relight.events.decisions import LoadWeights, SyncWeights
+from relight.events.facts import WeightsPublished, WeightsSynced
+from relight.events.ids import EngineName, SyncId
+from relight.events.schema import Boundary, OpenSync
+from relight.events.values import Failed, Member, Phase, Weights
+from relight.events.version import Version
+from relight.orchestrator.core import recovery
+from relight.orchestrator.core.enter import enter, order_route, snapshot_to_use
+from relight.orchestrator.core.job import Work
+
+
+def order_sync(work: Work) -> None:
+    """Ask for a sync where the open boundary exports the job's version and somebody needs it.
+
+    A boundary of `all` is asked once even if nobody does, so that pulled weights stand for whoever
+    comes later.
+    """
+    boundary = work.meta.boundary
+    if boundary is None or boundary.exports is None or boundary.refused or boundary.released:
+        return
+    if work.meta.sync is not None or boundary.exports != work.meta.version or work.meta.hold:
+        return
+    if any(record.reported != work.epoch and not record.silent for record in work.meta.nodes.values()):
+        return
+    names = [name for name in sorted(work.engines) if _needs_sync(work, name, boundary)]
+    if names and not boundary.subset:
+        names = [name for name in sorted(work.engines) if _can_sync(work, name)]
+    if not names and (boundary.sync != "all" or boundary.ordered):
+        return
+    members = tuple(
+        Member(name, work.engines[name].incarnation, work.engines[name].address or "") for name in names
+    )
+    order = work.decide(
+        SyncWeights,
+        reason=_why_sync(work, names, boundary),
+        sync=SyncId(f"{boundary.run}.{boundary.boundary}-{work.next_id()}"),
+        run=boundary.run,
+        boundary=boundary.boundary,
+        version=boundary.exports,
+        members=members,
+        deadline=work.after(work.settings.sync_s),
+    )
+    awaiting = tuple(dict.fromkeys((*boundary.awaiting, *names)))
+    work.learn(
+        sync=OpenSync(order=order, pending=tuple(names)),
+        boundary=replace(boundary, ordered=True, awaiting=awaiting),
+    )
+    for name in names:
+        if work.engines[name].phase is Phase.STALE:
+            enter(work, name, Phase.SYNCING, reason=order.reason)
+
+
+def _can_sync(work: Work, name: EngineName) -> bool:
+    engine = work.engines[name]
+    if not work.reported(engine.node) or engine.address is None:
+        return False
+    return engine.phase is Phase.SERVING or (engine.phase is Phase.STALE and engine.not_before <= work.now)
+
+
+def _needs_sync(work: Work, name: EngineName, boundary: Boundary) -> bool:
+    engine = work.engines[name]
+    if not _can_sync(work, name):
+        return False
+    if engine.phase is Phase.SERVING:
+        return boundary.sync == "all" and engine.version != boundary.exports
+    return boundary.sync == "all" or work.settings.recover_at != "snapshot"
+
+
+def _why_sync(work: Work, names: list[EngineName], boundary: Boundary) -> str:
+    stale = sum(work.engines[name].phase is Phase.STALE for name in names)
+    serving = len(names) - stale
+    return f"boundary {boundary.boundary} exports {boundary.exports}: {stale} stale, {serving} serving"
+
+
+def load_snapshot(work: Work) -> None:
+    """Stale engines pull the published weights of the job's version where recoveries may use them."""
+    weights = snapshot_to_use(work)
+    if weights is None or work.meta.hold:
+        return
+    for name, engine in list(work.engines.items()):
+        if engine.phase is Phase.STALE and _can_sync(work, name):
+            order_load(work, name, weights, sync=None, reason=f"{weights.version} stands at {weights.uri}")
+            enter(work, name, Phase.SYNCING, reason="it pulls published weights")
+
+
+def weights_published(work: Work, fact: WeightsPublished) -> None:
+    """Weights stand: each waiting member of the sync that asked for them loads them."""
+    weights = Weights(version=fact.version, uri=fact.uri, digest=fact.digest)
+    if fact.sync is None:
+        if work.meta.finished or fact.version.run < work.meta.run:
+            work.count("late")
+            return
+        work.learn(published=weights)
+        version_moved(work, fact.version)
+        return
+    sync, boundary = work.meta.sync, work.meta.boundary
+    if sync is None or sync.order.sync != fact.sync or sync.order.version != fact.version:
+        work.count("late")
+        if boundary is not None and boundary.exports == fact.version:
+            work.learn(published=weights)
+        return
+    work.learn(published=weights)
+    for name in sync.pending:
+        engine = work.engines[name]
+        if not isinstance(engine.intent, LoadWeights) or engine.intent.sync != fact.sync:
+            order_load(work, name, weights, sync=sync.order, reason=f"{fact.version} stands at {fact.uri}")
+
+
+def order_load(
+    work: Work, name: EngineName, weights: Weights, *, sync: SyncWeights | None, reason: str
+) -> None:
+    """Ask the engine to pull `weights`, inside `sync` or by themselves."""
+    deadline = work.after(work.settings.load_s)
+    if sync is not None:
+        deadline = min(deadline, sync.deadline)
+    order = work.command(
+        LoadWeights,
+        name,
+        reason=reason,
+        sync=sync.sync if sync else None,
+        version=weights.version,
+        uri=weights.uri,
+        digest=weights.digest,
+        deadline=deadline,
+    )
+    work.put(name, intent=order)
+
+
+def weights_synced(work: Work, fact: WeightsSynced) -> None:
+    """A push ended, or the trainer refused."""
+    sync = work.meta.sync
+    if sync is None or sync.order.sync != fact.sync:
+        work.count("late")
+        return
+    members = {(member.engine, member.incarnation) for member in sync.order.members}
+    for loaded in fact.loaded:
+        if (loaded.engine, loaded.incarnation) in members:
+            _pushed(work, loaded.engine, loaded.incarnation, fact)
+    for failed in fact.failed:
+        if (failed.engine, failed.incarnation) in members:
+            _push_failed(work, failed)
+    refused = not fact.loaded and not any(failed.touched for failed in fact.failed)
+    boundary = work.meta.boundary
+    if boundary is not None and refused and sync.order.members:
+        work.learn(boundary=replace(boundary, refused=True, awaiting=()))
+    work.learn(sync=None)
+    for name in sync.pending:
+        if work.engines[name].phase is Phase.SYNCING:
+            enter(work, name, Phase.STALE, reason=f"sync {fact.sync} ended without it")
+
+
+def _pushed(work: Work, name: EngineName, incarnation: int, fact: WeightsSynced) -> None:
+    engine = work.engines[name]
+    if engine.incarnation != incarnation or engine.phase not in (Phase.SYNCING, Phase.SERVING):
+        return
+    recovery.mark(work, name, "sync")
+    work.put(name, version=fact.version, digest=fact.digest, intent=None)
+    if engine.phase is Phase.SERVING:
+        route_moved(work, name)
+    elif fact.version == work.meta.version:
+        enter(work, name, Phase.VERIFYING, reason=f"sync {fact.sync} handed over {fact.version}")
+    else:
+        enter(work, name, Phase.STALE, reason=f"the job moved on from {fact.version}")
+
+
+def _push_failed(work: Work, failed: Failed) -> None:
+    name = failed.engine
+    engine = work.engines[name]
+    if engine.incarnation != failed.incarnation or engine.phase not in (Phase.SYNCING, Phase.SERVING):
+        return
+    if failed.touched:
+        recovery.begin(work, name, why=f"its weights were touched: {failed.error}", budgeted=False)
+        enter(work, name, Phase.STOPPING, reason=f"the sync touched it and failed: {failed.error}")
+    elif engine.phase is Phase.SYNCING:
+        enter(work, name, Phase.STALE, reason=f"the sync did not touch it: {failed.error}")
+
+
+def route_moved(work: Work, name: EngineName) -> None:
+    """A serving engine holds another version now: the route that stands says so."""
+    engine = work.engines[name]
+    if engine.route is None or engine.version is None or engine.route.version == engine.version:
+        return
+    work.put(name, route=replace(engine.route, version=engine.version))
+    order_route(work, name, reason=f"it holds {engine.version} now")
+
+
+def settle_sync(work: Work) -> None:
+    """Members that loaded or left are no longer waited for; with the last one the sync ends."""
+    sync = work.meta.sync
+    if sync is None:
+        return
+    incarnations = {member.engine: member.incarnation for member in sync.order.members}
+    pending = tuple(
+        name for name in sync.pending if _is_pending(work, name, incarnations[name], sync.order.version)
+    )
+    if pending != sync.pending:
+        work.learn(sync=OpenSync(order=sync.order, pending=pending))
+    if not pending and (sync.order.members or stands(work, sync.order.version)):
+        work.learn(sync=None)
+
+
+def _is_pending(work: Work, name: EngineName, incarnation: int, version: Version) -> bool:
+    engine = work.engines[name]
+    if engine.incarnation != incarnation:
+        return False
+    return engine.phase is Phase.SYNCING or (engine.phase is Phase.SERVING and engine.version != version)
+
+
+def stands(work: Work, version: Version | None) -> bool:
+    published = work.meta.published
+    return version is not None and published is not None and published.version == version
+
+
+def void(work: Work, *, cut_off: bool, reason: str) -> None:
+    """The open sync is void. A load of immutable weights goes on; a push may have touched any member."""
+    sync = work.meta.sync
+    if sync is None:
+        return
+    work.learn(sync=None)
+    published = work.meta.published
+    pulls = published is not None and published.version.run == sync.order.run
+    for name in sync.pending:
+        engine = work.engines[name]
+        if isinstance(engine.intent, LoadWeights):
+            continue
+        if cut_off and not pulls and engine.phase in (Phase.SYNCING, Phase.SERVING):
+            recovery.begin(work, name, why=reason, budgeted=False)
+            enter(work, name, Phase.STOPPING, reason=reason)
+        elif engine.phase is Phase.SYNCING:
+            enter(work, name, Phase.STALE, reason=reason)
+
+
+def expire_sync(work: Work) -> None:
+    """The open sync's deadline has passed before its members loaded."""
+    sync = work.meta.sync
+    if sync is None or work.now < sync.order.deadline:
+        return
+    reason = f"sync {sync.order.sync} was not done by its deadline"
+    work.alarm("sync", f"{reason}; waiting for {', '.join(sync.pending) or 'the trainer'}", reason=reason)
+    void(work, cut_off=True, reason=reason)
+    boundary = work.meta.boundary
+    if boundary is not None and boundary.boundary == sync.order.boundary:
+        work.learn(boundary=replace(boundary, refused=True, awaiting=()))
+
+
+def version_moved(work: Work, version: Version) -> None:
+    """The job is at `version` now. Routes that stand are proven at what they name until a sync moves them."""
+    if work.meta.version is not None and version <= work.meta.version:
+        return
+    work.learn(version=version)
+    for name, engine in list(work.engines.items()):
+        if engine.phase is Phase.VERIFYING:
+            enter(work, name, Phase.STALE, reason=f"the job moved on to {version}")

@@ -1,0 +1,77 @@
+"""Every wait has a deadline; its end is an event with a reason."""
+
+from collections.abc import Iterator
+
+from relight.events.decisions import LoadWeights, ProbeEngine, StartEngine, StopEngine, VerifyEngine
+from relight.events.ids import EngineName
+from relight.events.schema import EngineState
+from relight.events.values import Phase
+from relight.orchestrator.core import recovery
+from relight.orchestrator.core.enter import enter, order_stop
+from relight.orchestrator.core.job import Job, Work
+from relight.orchestrator.core.nodes import ask_report
+from relight.orchestrator.core.sync import expire_sync
+
+
+def tick(work: Work) -> None:
+    """Let every deadline that has passed have its effect."""
+    expire_sync(work)
+    for name, engine in list(work.engines.items()):
+        if engine.intent is not None and engine.intent.deadline <= work.now:
+            _expired(work, name, engine)
+        elif _waits_too_long(work, engine):
+            _name_what_it_waits_for(work, name)
+    for node, record in list(work.meta.nodes.items()):
+        if record.asked is not None and record.asked.deadline <= work.now and not record.silent:
+            ask_report(work, node, reason="its report did not come in time")
+
+
+def _expired(work: Work, name: EngineName, engine: EngineState) -> None:
+    match engine.intent:
+        case StopEngine():
+            reason = "its stop was not proven in time"
+            if not engine.alarmed:
+                work.alarm("stop", f"{name}.{engine.incarnation}: {reason}", reason=reason)
+                work.put(name, alarmed=True)
+            work.put(name, intent=order_stop(work, name, reason=reason))
+        case StartEngine() | LoadWeights() | VerifyEngine() | ProbeEngine() as asked:
+            reason = f"{type(asked).__name__} was not answered in time"
+            recovery.begin(work, name, why=reason)
+            enter(work, name, Phase.STOPPING, reason=reason)
+        case None:
+            pass
+
+
+def _waits_too_long(work: Work, engine: EngineState) -> bool:
+    if engine.alarmed or work.meta.finished or engine.phase is not Phase.STALE:
+        return False
+    return engine.since + int(work.settings.waiting_s * 1000) <= work.now
+
+
+def _name_what_it_waits_for(work: Work, name: EngineName) -> None:
+    boundary = work.meta.boundary
+    what = "the trainer's next safe boundary"
+    if boundary is not None:
+        what = f"boundary {boundary.boundary} to export {work.meta.version}; it exports {boundary.exports}"
+    work.alarm("waiting", f"{name} waits for {what}", reason="an engine without weights serves nobody")
+    work.put(name, alarmed=True)
+
+
+def next_wake(job: Job) -> int | None:
+    """The bus time (ms) at which `tick` or a start is due next, if nothing else happens."""
+    return min(_wakes(job), default=None)
+
+
+def _wakes(job: Job) -> Iterator[int]:
+    if job.meta.sync is not None:
+        yield job.meta.sync.order.deadline
+    for engine in job.engines.values():
+        if engine.intent is not None:
+            yield engine.intent.deadline
+        if engine.phase in (Phase.BACKOFF, Phase.STALE) and engine.not_before:
+            yield engine.not_before
+        if engine.phase is Phase.STALE and not engine.alarmed:
+            yield engine.since + int(job.settings.waiting_s * 1000)
+    for record in job.meta.nodes.values():
+        if record.asked is not None and not record.silent:
+            yield record.asked.deadline

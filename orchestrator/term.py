@@ -1,0 +1,233 @@
+"""One term: the time in which this process alone decides for one job.
+
+Facts are read after the committed cursor; what a batch of them or a deadline leads to is committed in one
+step, or the term is over. Nothing is done besides reading and committing, so a term can end anywhere.
+"""
+
+import logging
+import time
+import uuid
+from collections.abc import Sequence
+from typing import NoReturn
+
+import anyio
+import msgspec
+
+from relight.events import codec
+from relight.events.bus.follow import RETRY_S
+from relight.events.bus.job import Commit, JobBus, Lease, Reader
+from relight.events.envelope import Entry
+from relight.events.errors import BusUnavailable, LostLease, Undecodable
+from relight.events.facts import AnyFact, NodeSilent, NodeUp, TrainerSilent
+from relight.events.ids import EntryId, NodeName, Source, agent_source, trainer_source
+from relight.events.schema import Meta, Snapshot
+from relight.events.version import BASE
+from relight.orchestrator.core.job import Job, Step
+from relight.orchestrator.core.step import committed, step, take_over, tick
+from relight.orchestrator.core.timers import next_wake
+from relight.orchestrator.settings import Settings
+from relight.orchestrator.silence import Silence
+
+log = logging.getLogger("relight.orchestrator")
+
+LEASE_MARGIN_S = 0.3
+"""A holder stops this long before its lease ends: longer than a commit takes."""
+
+LOOK_S = 1.0
+"""How often pulses and the server's identity are looked at."""
+
+
+class HigherEpochSeen(LostLease):
+    """An agent obeyed a higher epoch than ours: the bus lost it. The next term begins above it."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__(f"an agent has obeyed epoch {epoch}")
+        self.epoch = epoch
+
+
+class Term:
+    """The loop of one job under one lease. `run` ends only by LostLease (or cancellation)."""
+
+    def __init__(
+        self, bus: JobBus, lease: Lease, settings: Settings, *, reader: Reader, taken_at_s: float
+    ) -> None:
+        self._bus = bus
+        self._lease = lease
+        self._settings = settings
+        self._source = Source(f"orchestrator/{lease.holder}")
+        self._reader = reader
+        self._silence = Silence()
+        self._held_until_s = taken_at_s + settings.lease_s - LEASE_MARGIN_S
+        self._looked_at_s = 0.0
+        self._stamp = "none"
+        self._number = 0
+        self._cursor = EntryId("0-0")
+        self._committed: dict[str, str] = {}
+
+    async def run(self) -> NoReturn:
+        await self._bus.bus.tell_time()
+        await self._bus.bus.enrol(self._bus.name)
+        self._stamp = await self._bus.bus.stamp()
+        job = await self._begin(await self._bus.snapshot())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._hold)
+            while True:
+                job = await self._turn(job)
+        raise AssertionError("unreachable")
+
+    async def _begin(self, found: Snapshot) -> Job:
+        """The job as it stands on the bus, taken over: everybody is asked what is true."""
+        self._number, self._cursor = found.commit, found.cursor
+        meta = found.meta or Meta(birth=uuid.uuid4().hex, version=BASE, bus=self._stamp)
+        meta = msgspec.structs.replace(meta, settings=msgspec.to_builtins(self._settings))
+        job = Job(self._lease.epoch, self._settings, meta, found.engines)
+        first = take_over(job, now=self._now(), bus=self._stamp)
+        await self._commit(first, self._cursor)
+        log.info("term began job=%s epoch=%d commit=%d", self._bus.name, self._lease.epoch, self._number)
+        return first.job
+
+    async def _turn(self, job: Job) -> Job:
+        """Wait for facts or a deadline; commit what follows."""
+        entries = await self._read(job)
+        decided = Step(job, ())
+        for entry in entries:
+            decided = await self._take(decided, entry)
+        for silence in await self._silences(decided.job):
+            decided = _join(decided, step(decided.job, silence, now=self._now()))
+        due = next_wake(decided.job)
+        if due is not None and due <= self._now():
+            decided = _join(decided, tick(decided.job, now=self._now()))
+        if entries or decided.decisions or decided.job != job:
+            await self._commit(decided, entries[-1].entry_id if entries else self._cursor)
+        after = committed(decided.job, now=self._now())
+        if after.decisions:
+            await self._commit(after, self._cursor)
+        return after.job
+
+    async def _read(self, job: Job) -> list[Entry]:
+        due = next_wake(job)
+        wait_ms = 1000 if due is None else due - self._now()
+        try:
+            if wait_ms <= 0:
+                return await self._bus.read_facts(self._cursor)
+            return await self._bus.read_facts(self._cursor, reader=self._reader, block_ms=wait_ms)
+        except BusUnavailable as error:
+            log.warning("facts cannot be read job=%s error=%s", self._bus.name, error)
+            await anyio.sleep(RETRY_S[1])
+            return []
+
+    async def _take(self, decided: Step, entry: Entry) -> Step:
+        """One entry's step; what cannot be decoded is parked and counted."""
+        try:
+            fact = codec.decode_fact(entry)
+        except Undecodable as error:
+            log.warning("entry parked job=%s entry=%s reason=%s", self._bus.name, entry.entry_id, error)
+            await self._bus.park(entry, str(error))
+            return decided
+        if isinstance(fact, NodeUp) and fact.max_epoch > self._lease.epoch:
+            raise HigherEpochSeen(fact.max_epoch)
+        return _join(decided, step(decided.job, fact, now=self._now(), cause=entry.entry_id))
+
+    async def _silences(self, job: Job) -> Sequence[AnyFact]:
+        """Whose pulse has stood still for too long, looked at once a second."""
+        now_s = time.monotonic()
+        if now_s - self._looked_at_s < LOOK_S:
+            return ()
+        nodes = {agent_source(node): node for node, record in job.meta.nodes.items() if not record.silent}
+        trainer = trainer_source(job.meta.run)
+        watched = job.meta.run > 0 and not job.meta.finished and not job.meta.trainer_silent
+        expected = [*nodes, *([trainer] if watched else [])]
+        try:
+            pulses = await self._bus.pulses()
+        except BusUnavailable:
+            self._silence = Silence()
+            return ()
+        if now_s - self._looked_at_s > self._settings.node_silence_s / 2 and self._looked_at_s:
+            self._silence = Silence()
+        self._looked_at_s = now_s
+        self._silence.look(pulses, expected, now_s=now_s)
+        return [
+            *(
+                self._node_silent(node, now_s)
+                for source, node in nodes.items()
+                if self._is_silent(source, now_s)
+            ),
+            *(
+                [self._trainer_silent(job.meta.run, now_s)]
+                if watched and self._is_gone(trainer, now_s)
+                else []
+            ),
+        ]
+
+    def _is_silent(self, source: Source, now_s: float) -> bool:
+        return self._silence.silent_s(source, now_s=now_s) > self._settings.node_silence_s
+
+    def _is_gone(self, source: Source, now_s: float) -> bool:
+        return self._silence.silent_s(source, now_s=now_s) > self._settings.trainer_silence_s
+
+    def _node_silent(self, node: NodeName, now_s: float) -> NodeSilent:
+        since = self._now() - int(self._silence.silent_s(agent_source(node), now_s=now_s) * 1000)
+        return NodeSilent(node=node, since=since)
+
+    def _trainer_silent(self, run: int, now_s: float) -> TrainerSilent:
+        since = self._now() - int(self._silence.silent_s(trainer_source(run), now_s=now_s) * 1000)
+        return TrainerSilent(run=run, since=since)
+
+    # --- the lease and the commit ------------------------------------------------------------------
+
+    async def _hold(self) -> NoReturn:
+        """Renew the lease; end the term before it expires, or when the server is another one."""
+        ttl_ms = int(self._settings.lease_s * 1000)
+        while True:
+            await anyio.sleep(self._settings.lease_s / 3.0)
+            asked_at_s = time.monotonic()
+            try:
+                if not await self._bus.renew_lease(self._lease, ttl_ms=ttl_ms):
+                    raise LostLease(f"job {self._bus.name}: the lease of epoch {self._lease.epoch} is gone")
+                self._held_until_s = asked_at_s + self._settings.lease_s - LEASE_MARGIN_S
+                await self._bus.bus.tell_time()
+                if await self._bus.bus.stamp() != self._stamp:
+                    raise LostLease(f"job {self._bus.name}: the bus is another server than before")
+            except BusUnavailable:
+                self._check_lease()
+
+    def _check_lease(self) -> None:
+        if time.monotonic() >= self._held_until_s:
+            raise LostLease(
+                f"job {self._bus.name}: the lease of epoch {self._lease.epoch} could not be renewed"
+            )
+
+    async def _commit(self, decided: Step, cursor: EntryId) -> None:
+        """Commit, saying it again after a lost reply, for as long as the lease lasts."""
+        state = dict(codec.encode_engine(name, engine) for name, engine in decided.job.engines.items())
+        field, meta = codec.encode_meta(decided.job.meta)
+        state[field] = meta
+        changed = {key: value for key, value in state.items() if self._committed.get(key) != value}
+        commit = Commit(number=self._number + 1, cursor=cursor, state=changed, decisions=decided.decisions)
+        tries = 0
+        while True:
+            self._check_lease()
+            try:
+                await self._bus.commit(commit, lease=self._lease, source=self._source)
+                break
+            except BusUnavailable as error:
+                log.warning("commit waits job=%s error=%s", self._bus.name, error)
+                await anyio.sleep(RETRY_S[min(tries, len(RETRY_S) - 1)])
+                tries += 1
+        self._number, self._cursor, self._committed = commit.number, cursor, state
+        for decision in decided.decisions:
+            log.info("decided job=%s %s", self._bus.name, _line(decision))
+
+    def _now(self) -> int:
+        return self._bus.bus.clock.now_ms()
+
+
+def _join(before: Step, after: Step) -> Step:
+    return Step(after.job, (*before.decisions, *after.decisions))
+
+
+def _line(decision: object) -> str:
+    """A decision in a few words, for the log."""
+    name = getattr(decision, "engine", None)
+    subject = f" {name}.{getattr(decision, 'incarnation', '')}" if name else ""
+    return f"type={type(decision).__name__}{subject} reason={getattr(decision, 'reason', '')!r}"
