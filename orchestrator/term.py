@@ -36,6 +36,9 @@ LEASE_MARGIN_S = 0.3
 LOOK_S = 1.0
 """How often pulses and the server's identity are looked at."""
 
+STALL_S = 3.0
+"""A longer pause between two looks was a stall of our own: everybody gets a fresh grace period."""
+
 
 class HigherEpochSeen(LostLease):
     """An agent obeyed a higher epoch than ours: the bus lost it. The next term begins above it."""
@@ -142,7 +145,7 @@ class Term:
         except BusUnavailable:
             self._silence = Silence()
             return ()
-        if now_s - self._looked_at_s > self._settings.node_silence_s / 2 and self._looked_at_s:
+        if now_s - self._looked_at_s > STALL_S:
             self._silence = Silence()
         self._looked_at_s = now_s
         self._silence.look(pulses, expected, now_s=now_s)

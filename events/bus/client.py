@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
+import anyio
 import redis.asyncio as redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -67,7 +68,7 @@ class Bus:
             yield client
         finally:
             self._readers.remove(client)
-            await client.aclose()
+            await _closed(client)
 
     async def tell_time(self) -> int:
         """Ask for bus time (ms) and set `clock` by it; raises BusUnavailable."""
@@ -110,7 +111,13 @@ class Bus:
             raise UsageError(f"bus {shown(self.url)} is a Redis Cluster, which relight does not support yet")
 
     async def close(self) -> None:
-        for client in (*self._readers, self._commands):
+        await _closed(*self._readers, self._commands)
+
+
+async def _closed(*clients: Reader) -> None:
+    """Close connections also where the caller was cancelled."""
+    with anyio.move_on_after(COMMAND_TIMEOUT_S, shield=True):
+        for client in clients:
             await client.aclose()
 
 
