@@ -32,13 +32,13 @@ class Knobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     hold_port: bool = False
     """A child in a session of its own keeps the listening port after the server's death. Start only."""
     strays: int = 0
-    """So many children daemonise away from the worker (own session, no parent) and ignore SIGTERM. Start only."""
+    """So many children of the worker daemonise (own session, no parent) and ignore SIGTERM. Start only."""
     stray_s: float = 120.0
-    """Seconds after which strays and port holders end by themselves, so that none outlives a test run."""
+    """Seconds after which strays and port holders end by themselves, so that no test run leaves any."""
     orphan_s: float = 300.0
     """Seconds after which a core whose server is gone ends by itself."""
     print_mib: float = 0.0
-    """MiB written to stdout once ready, in the server's own thread: an undrained pipe blocks it. Start only."""
+    """MiB written to stdout once ready, by the server itself: an undrained pipe blocks it. Start only."""
     shm_line_s: float = 0.0
     """Every so many seconds vLLM's harmless shared-memory line is printed; 0 is never. Start only."""
 
@@ -55,8 +55,10 @@ class Knobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     without a body, `silent` not even headers. Unstreamed, the error ones are a 500 and `eof` is `empty`."""
     stream_fault_after: int = 0
     """Tokens of the generation that still arrive before `stream_fault`; `empty` and `silent` know none."""
+    stream_fault_skip: int = 0
+    """How many generations pass unharmed after `stream_fault` was set."""
     stream_fault_times: int = 0
-    """How many generations `stream_fault` strikes after it was set; 0 is every one."""
+    """How many generations it strikes then; 0 is every one."""
     drop_token: int | None = None
     """The output token with this index (and its logprob) is left out of the answer."""
     short_logprobs: bool = False
@@ -72,7 +74,7 @@ class Knobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     reload_s: float = 0.0
     """Seconds a reload takes; the core answers nothing meanwhile, as vLLM's does not."""
     lying_version: str = ""
-    """The label that /weight_info and the version spans tell, whatever is loaded or set; empty is the truth."""
+    """The label that /weight_info and the version spans tell, whatever is loaded or set; empty: the truth."""
     empty_checksums: bool = False
     """/weight_checker answers the hash of nothing for each tensor, as packed layers do on the CPU build."""
     prefix_cache: PrefixCache = "off"

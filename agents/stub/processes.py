@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 _KEPT = ("PATH", "PYTHONPATH", "PYTHONHOME", "TMPDIR", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH",
@@ -60,9 +60,9 @@ def leave_socket() -> Path:
 
 
 @contextlib.contextmanager
-def shared_segment() -> Iterator[None]:
-    """A mapped segment of shared memory with a unique name; removed when left without an exception."""
-    path = Path("/dev/shm") / f"psm_stub_{uuid.uuid4().hex}"  # noqa: S108 the place is the point
+def shared_segment(prefix: str) -> Generator[None]:
+    """A mapped segment of shared memory, uniquely named; removed when left without an exception."""
+    path = Path("/dev/shm") / f"psm_{prefix}_{uuid.uuid4().hex}"  # noqa: S108 the place is the point
     with path.open("wb+") as file:
         file.truncate(_SEGMENT_BYTES)
         with mmap.mmap(file.fileno(), _SEGMENT_BYTES):

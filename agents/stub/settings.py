@@ -40,6 +40,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """From the core's death to the server's exit with code 0; vLLM takes seconds, 300 keeps tests quick."""
     shutdown_timeout_s: float
     """Seconds of drain after SIGTERM; 0 ends at once, as in vLLM."""
+    over_length: Literal["refuse", "clamp"]
+    """Prompt plus budget over `max_model_len`: a 400, or a budget cut in silence as the CPU build does."""
     load_format: Literal["auto", "safetensors", "dummy"]
     """`dummy` starts without values; reloads answer 500 until update_config says otherwise."""
     title: str
@@ -66,6 +68,7 @@ def parse(argv: Sequence[str]) -> Settings:
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--death-exit-ms", type=float, default=300.0)
     parser.add_argument("--shutdown-timeout", type=float, default=0.0, dest="shutdown_timeout_s")
+    parser.add_argument("--over-length", choices=("refuse", "clamp"), default="refuse")
     parser.add_argument("--load-format", choices=("auto", "safetensors", "dummy"), default="auto")
     for flag in _IGNORED_FLAGS:
         parser.add_argument(flag, action="store_true", dest="_ignored")

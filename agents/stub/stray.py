@@ -1,6 +1,7 @@
-"""A process that stays when the engine goes: it ignores SIGTERM and ends after some seconds by itself.
+"""A process that stays when the engine goes: it has left the tree, ignores SIGTERM and ends by itself.
 
-`stray TITLE [FD] SECONDS [daemonise]`: with an inherited listening socket it holds that port.
+`stray TITLE [FD] SECONDS`: with an inherited listening socket it holds that port. The process that was
+started ends as soon as the stray is on its own, so the starter waits for that.
 """
 
 import os
@@ -9,14 +10,12 @@ import sys
 
 
 def main() -> None:
-    """Wait for the end of the given seconds, or for SIGKILL."""
+    """Leave the parent, then wait for the given seconds or for SIGKILL."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    daemonise = sys.argv[-1] == "daemonise"
-    seconds = float(sys.argv[-2 if daemonise else -1])
-    if daemonise and os.fork():
+    if os.fork():
         os._exit(0)
-    signal.sigtimedwait({signal.SIGUSR1}, seconds)
+    signal.sigtimedwait({signal.SIGUSR1}, float(sys.argv[-1]))
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ def _read_file(file: Path, *, values: bool) -> dict[str, Tensor]:
         return {name: _read(stream, entry, 8 + length, size, values) for name, entry in entries.items()}
 
 
-def _read(stream: BinaryIO, entry: _Entry, base: int, size: int, values: bool) -> Tensor:  # noqa: FBT001
+def _read(stream: BinaryIO, entry: _Entry, base: int, size: int, values: bool) -> Tensor:
     start, end = entry.data_offsets
     if not 0 <= start <= end or base + end > size:
         raise BadWeights(f"{stream.name} is truncated: it ends at {size} bytes, before {base + end}")

@@ -13,6 +13,7 @@ import msgspec
 
 from relight.agents.stub.knobs import Knobs
 from relight.agents.stub.settings import Settings
+from relight.agents.stub.tokens import Token
 from relight.agents.stub.weights import Tensor
 
 _LENGTH = 4
@@ -23,9 +24,10 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class Start(Message, frozen=True):
-    """The first frame that a core and a worker read."""
+    """The first frame that a core and a worker read; a worker gets it `again` when knobs have changed."""
 
     settings: Settings
+    again: bool = False
 
 
 class Add(Message, frozen=True):
@@ -88,7 +90,7 @@ class Iteration(Message, frozen=True):
     generated: int
     running: int
     waiting: int
-    scores: dict[int, list[tuple[int, float, int] | None]] = {}
+    scores: dict[int, list[Token | None]] = {}
     """Prompt scores by request number, in the iteration that admits it."""
 
 
@@ -102,13 +104,12 @@ class Reply(Message, frozen=True):
 
 
 class Ask(Message, frozen=True):
-    """What the core wants of the worker: `step`, `health`, `load`, `checksums`, `knobs` or `stop`."""
+    """What the core wants of the worker: `step`, `health`, `load`, `checksums`, or the unanswered `stop`."""
 
     what: str
     folder: str = ""
     dummy: bool = False
     sleep_s: float = 0.0
-    ignore_sigterm: bool = False
 
 
 class Told(Message, frozen=True):

@@ -4,14 +4,13 @@ It ends when the core is gone. Its shared-memory segment is removed only when it
 SIGTERM; any other end leaves it behind, as SIGKILL does.
 """
 
+import contextlib
 import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-from relight.agents.stub.knobs import Knobs
 from relight.agents.stub.processes import shared_segment, spawn
 from relight.agents.stub.weights import BadWeights, Tensors, digest_of, read_folder, replaced
 from relight.agents.stub.wire import Ask, Start, Told, frame, receive_blocking, to_worker
@@ -21,31 +20,32 @@ class _CoreGone(Exception):
     pass
 
 
+class _Stopped(Exception):
+    pass
+
+
 def main() -> None:
     """Serve one core over the inherited socket, whose number is the second argument."""
     channel = socket.socket(fileno=int(sys.argv[2]))
-    knobs = Knobs()
     try:
-        with shared_segment():
-            _serve(channel, knobs)
+        with shared_segment(sys.argv[1].partition("::")[0]), contextlib.suppress(_Stopped):
+            _serve(channel)
     except _CoreGone:
         os._exit(1)
+    os._exit(0)
 
 
-def _serve(channel: socket.socket, knobs: Knobs) -> None:
+def _serve(channel: socket.socket) -> None:
     tensors: Tensors = {}
-    _obey_sigterm(knobs.ignore_sigterm)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _stop)
     while True:
         content = receive_blocking(channel)
         if content is None:
             raise _CoreGone
         message = to_worker.decode(content)
         if isinstance(message, Start):
-            prefix, knobs = message.settings.title, message.settings.knobs
-            _obey_sigterm(knobs.ignore_sigterm)
-            for _ in range(knobs.strays):
-                stray = spawn("stray", f"{prefix}::Stray", (), str(knobs.stray_s), "daemonise", session=True)
-                stray.wait()
+            _obey(message)
             continue
         if message.what == "stop":
             return
@@ -54,9 +54,16 @@ def _serve(channel: socket.socket, knobs: Knobs) -> None:
             tensors, answer = _load(tensors, message)
         elif message.what == "checksums":
             answer = Told(tensors=dict(tensors))
-        elif message.what == "knobs":
-            _obey_sigterm(message.ignore_sigterm)
         channel.sendall(frame(answer))
+
+
+def _obey(start: Start) -> None:
+    """Take the settings, also changed ones; strays are sent away by the first only."""
+    knobs = start.settings.knobs
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if knobs.ignore_sigterm else _stop)
+    for _ in range(0 if start.again else knobs.strays):
+        title = f"{start.settings.title}::Stray"
+        spawn("stray", title, (), str(knobs.stray_s), session=True).wait()
 
 
 def _load(tensors: Tensors, ask: Ask) -> tuple[Tensors, Told]:
@@ -70,18 +77,8 @@ def _load(tensors: Tensors, ask: Ask) -> tuple[Tensors, Told]:
     return tensors, Told(digest=digest_of(tensors))
 
 
-def _obey_sigterm(ignore: bool) -> None:  # noqa: FBT001
-    quit_now: Callable[..., None] = _leave
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if ignore else quit_now)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _leave(*_: object) -> None:
+def _stop(*_: object) -> None:
     raise _Stopped
-
-
-class _Stopped(Exception):
-    pass
 
 
 if __name__ == "__main__":
