@@ -1,0 +1,56 @@
+"""Which version the live parameters are, so that nothing else is ever exported under a version's name.
+
+They are the version of the last `mark` (a sync of that step began) for as long as nothing says otherwise:
+another step, a changed tensor, foreign weights swapped in.
+"""
+
+from collections.abc import Hashable
+
+from relight.agents.trainer.sync import WeightSync
+from relight.events.errors import UsageError
+from relight.events.version import Version
+
+
+class Live:
+    """The live parameters of one run. Used in the thread that holds them."""
+
+    def __init__(self, run: int, sync: WeightSync | None) -> None:
+        self._run = run
+        self._sync = sync
+        self._fingerprint: Hashable | None = None
+        self.version: Version | None = None
+        """Last marked; none before the first."""
+        self.swapped = False
+
+    def mark(self, step: int) -> Version:
+        """The live parameters are those of `step` now.
+
+        Raises UsageError for a step below the last one, and for the same step with changed weights: a
+        version stands for one content for ever.
+        """
+        version = Version(self._run, step)
+        seen = self._sync.fingerprint() if self._sync else None
+        if self.version is not None:
+            if version < self.version:
+                raise UsageError(f"step {step} is below step {self.version.step}, which was synced before")
+            if version == self.version and seen != self._fingerprint:
+                raise UsageError(f"step {step} was synced before and the weights have changed: count a step")
+        self.version = version
+        self._fingerprint = seen
+        self.swapped = False
+        return version
+
+    def exports(self, step: int | None) -> Version | None:
+        """What can be exported at a boundary of `step` (none: the last one); none where nothing can.
+
+        The first boundary of a run marks what it finds: there is nothing older that it could differ from.
+        """
+        if self._sync is None or self.swapped:
+            return None
+        if self.version is None:
+            return self.mark(step or 0)
+        if step is not None and step != self.version.step:
+            return None
+        if self._sync.fingerprint() != self._fingerprint or not self._sync.exportable(self.version):
+            return None
+        return self.version

@@ -1,0 +1,130 @@
+"""Writing a snapshot's files: safetensors shards, hashed while they are written.
+
+The format is written by hand (eight bytes of length, a JSON header, the bytes of each tensor in a row) so
+that the very buffers that go to the file are hashed by a second thread at the same time: no byte is copied
+once more or read back, and the hash is of what was handed over, not of what the disk made of it.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from relight.agents.snapshot import File, hashed
+from relight.agents.trainer.tensors import Named, width
+from relight.events import codec
+
+ALIGNMENT = 8
+WRITE_BYTES = 16 << 20
+"""Largest single write: some file systems take no more than 2 GB at once."""
+
+INDEX = "model.safetensors.index.json"
+
+
+def plan(tensors: Sequence[Named], max_shard_bytes: int) -> list[list[Named]]:
+    """Tensors in shards of at most `max_shard_bytes`, unless one alone is larger. Never empty."""
+    shards: list[list[Named]] = [[]]
+    size = 0
+    for tensor in tensors:
+        if shards[-1] and size + tensor.size > max_shard_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(tensor)
+        size += tensor.size
+    return shards
+
+
+def names(count: int) -> list[str]:
+    """The names under which Hugging Face loaders look for that many shards."""
+    if count == 1:
+        return ["model.safetensors"]
+    return [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
+
+
+def write(directory: Path, tensors: Sequence[Named], *, max_shard_bytes: int) -> list[File]:
+    """Write the shards and their index into `directory`, each fsynced; raises OSError."""
+    shards = plan(tensors, max_shard_bytes)
+    files: list[File] = []
+    with ThreadPoolExecutor(2, thread_name_prefix="relight-hash") as pool:
+        for name, shard in zip(names(len(shards)), shards, strict=True):
+            files.append(_write_shard(directory / name, shard, pool))
+    if len(shards) > 1:
+        files.append(_write_index(directory / INDEX, shards))
+    return files
+
+
+def _write_shard(path: Path, shard: Sequence[Named], pool: ThreadPoolExecutor) -> File:
+    # Wide dtypes first: every tensor then lies at a multiple of its own width.
+    ordered = sorted(shard, key=lambda tensor: -width(tensor.form.dtype))
+    pieces = [memoryview(header(ordered)), *(tensor.data() for tensor in ordered)]
+    digest: Future[str] = pool.submit(_sha256, pieces)
+    with path.open("xb", buffering=0) as file:
+        for piece in pieces:
+            write_all(file.fileno(), piece)
+        os.fsync(file.fileno())
+    return File(path.name, sum(piece.nbytes for piece in pieces), digest.result())
+
+
+def header(tensors: Sequence[Named]) -> bytes:
+    """The length and the JSON header of a file that holds `tensors` in this order."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for tensor in tensors:
+        entries[tensor.name] = {
+            "dtype": tensor.form.dtype,
+            "shape": list(tensor.form.shape),
+            "data_offsets": [at, at + tensor.size],
+        }
+        at += tensor.size
+    text = codec.to_json(entries).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
+
+
+def write_all(descriptor: int, data: memoryview) -> None:
+    """Write every byte of `data`; raises OSError."""
+    for piece in _cut(data):
+        rest = piece
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+
+
+def _sha256(pieces: Sequence[memoryview]) -> str:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        for part in _cut(piece):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def _cut(data: memoryview) -> Iterator[memoryview]:
+    for start in range(0, data.nbytes, WRITE_BYTES):
+        yield data[start : start + WRITE_BYTES]
+
+
+def _write_index(path: Path, shards: Sequence[Sequence[Named]]) -> File:
+    files = zip(names(len(shards)), shards, strict=True)
+    index = {
+        "metadata": {"total_size": sum(tensor.size for shard in shards for tensor in shard)},
+        "weight_map": {tensor.name: name for name, shard in files for tensor in shard},
+    }
+    write_durably(path, codec.to_json(index).encode())
+    return hashed(path)
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """A new file with `data` in it, fsynced; raises OSError."""
+    with path.open("xb", buffering=0) as file:
+        write_all(file.fileno(), memoryview(data))
+        os.fsync(file.fileno())
+
+
+def sync_directory(path: Path) -> None:
+    """Make names in `path` durable; raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,228 @@
+"""SnapshotSync: versions of the weights as directories that engines pull from or are started on.
+
+A version is written into `DIR/RUN.STEP-RANDOM.partial`, fsynced, renamed to `DIR/RUN.STEP`, and never
+changed again. So a directory that bears a version's name is whole, whatever was killed when; a version
+that stands is not written twice; and the last `keep` stay, so that a load under way is not cut off.
+"""
+
+import logging
+import os
+import secrets
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from relight.agents import snapshot
+from relight.agents.snapshot import MANIFEST, WEIGHTS, File, Manifest, SnapshotError
+from relight.agents.trainer import shards
+from relight.agents.trainer.sync import Left
+from relight.agents.trainer.tensors import Arrays, Named, origin
+from relight.events import codec
+from relight.events.decisions import SyncWeights
+from relight.events.errors import UsageError
+from relight.events.facts import WeightsPublished
+from relight.events.values import Weights
+from relight.events.version import Version
+
+log = logging.getLogger(__name__)
+
+PARTIAL = ".partial"
+SHARD_BYTES = 5_000_000_000
+"""The size that Hugging Face has written for years: few files, and host memory for one of them."""
+
+
+class SnapshotSync:
+    """Writes full weights to a directory that every engine's agent reaches.
+
+    `model`: a torch module (its `config` is written too), a mapping of names to arrays, or a function that
+    returns one. `config`: a mapping (becomes `config.json`) or a directory whose files that are no weights
+    are copied. `tokenizer`: something with `save_pretrained`, or such a directory.
+    """
+
+    pushes = False
+    subset = True
+
+    def __init__(  # noqa: PLR0913 -- a public signature
+        self,
+        model: Any | Arrays | Callable[[], Arrays],
+        directory: str | os.PathLike[str],
+        *,
+        keep: int = 2,
+        max_shard_bytes: int = SHARD_BYTES,
+        config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+        tokenizer: Any = None,
+    ) -> None:
+        if keep < 2:
+            raise UsageError(f"keep={keep}: at least 2 versions must stay, one may be loading")
+        if max_shard_bytes < 1:
+            raise UsageError(f"max_shard_bytes={max_shard_bytes} must be positive")
+        self.directory = Path(directory).absolute()
+        self._origin = origin(model)
+        self._keep = keep
+        self._max_shard_bytes = max_shard_bytes
+        self._config = config
+        self._tokenizer = tokenizer
+        self._standing: dict[Version, Weights] = {}
+        self._pruning: threading.Thread | None = None
+
+    def exportable(self, version: Version) -> bool:
+        return True
+
+    def fingerprint(self) -> int | None:
+        return self._origin.fingerprint()
+
+    def export(self, order: SyncWeights, left: Left) -> WeightsPublished:
+        """Publish `order.version`, written unless it stands; raises SnapshotError, nothing left behind."""
+        weights = self.write(order.version)
+        return WeightsPublished(
+            sync=order.sync, version=weights.version, uri=weights.uri, digest=weights.digest
+        )
+
+    def write(self, version: Version) -> Weights:
+        """The weights of `version`, written unless they stand; raises SnapshotError."""
+        place = self.directory / str(version)
+        known = self._standing.get(version)
+        if known is None or not (place / MANIFEST).exists():
+            digest = self._intact(place, version) or self._written(place, version)
+            known = Weights(version=version, uri=str(place), digest=digest)
+            self._standing[version] = known
+            self._prune_aside()
+        return known
+
+    def close(self) -> None:
+        """Wait for the removal of old versions."""
+        if self._pruning is not None:
+            self._pruning.join()
+
+    def _intact(self, place: Path, version: Version) -> str | None:
+        """The digest of what stands at `place`; None where nothing whole does."""
+        if not place.exists():
+            return None
+        try:
+            manifest = snapshot.verify(place)
+        except SnapshotError as error:
+            log.warning("snapshot is damaged and written again", extra={"place": place, "error": str(error)})
+            return None
+        return snapshot.digest_of(manifest) if manifest.version == version else None
+
+    def _written(self, place: Path, version: Version) -> str:
+        partial = place.with_name(f"{version}-{secrets.token_hex(4)}{PARTIAL}")
+        try:
+            tensors = self._origin.tensors()
+            self._make_room(version, sum(tensor.size for tensor in tensors))
+            partial.mkdir()
+            manifest = self._fill(partial, version, tensors)
+            if place.exists():  # damaged, or it would not be written again
+                place.replace(partial.with_name(f"{partial.stem}-old{PARTIAL}"))
+            partial.replace(place)
+            shards.sync_directory(self.directory)
+        except OSError as error:
+            raise SnapshotError(f"snapshot {version} cannot be written to {partial}: {error}") from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)  # gone by now, unless something was raised
+        return snapshot.digest_of(manifest)
+
+    def _make_room(self, version: Version, size: int) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for path in self.directory.glob(f"*{PARTIAL}"):
+            found = _version(path.name.partition("-")[0])
+            if found is not None and found.run <= version.run:  # left by a life that is over
+                shutil.rmtree(path, ignore_errors=True)
+        free = shutil.disk_usage(self.directory).free
+        if free < size:
+            raise SnapshotError(
+                f"snapshot {version} needs {size} bytes, {self.directory} has {free} free:"
+                " make room or lower `keep`"
+            )
+
+    def _fill(self, partial: Path, version: Version, tensors: list[Named]) -> Manifest:
+        if not tensors:
+            raise SnapshotError(f"snapshot {version}: the model has no tensors")
+        files = shards.write(partial, tensors, max_shard_bytes=self._max_shard_bytes)
+        files += self._side_files(partial, {file.name for file in files})
+        manifest = Manifest(
+            version=version,
+            files=tuple(sorted(files)),
+            tensors={tensor.name: tensor.form for tensor in sorted(tensors, key=lambda tensor: tensor.name)},
+        )
+        shards.write_durably(partial / MANIFEST, snapshot.encoded(manifest))
+        shards.sync_directory(partial)
+        return manifest
+
+    def _side_files(self, partial: Path, written: set[str]) -> list[File]:
+        """Config and tokenizer: what is given explicitly replaces what the model brings."""
+        self._origin.side_files(partial)
+        for side in (self._config, self._tokenizer):
+            if side is None:
+                continue
+            if isinstance(side, Mapping):
+                (partial / "config.json").write_text(codec.to_json(cast(object, side)))
+            elif isinstance(side, str | os.PathLike):
+                _copy_sides(Path(cast("str | os.PathLike[str]", side)), partial)
+            else:
+                side.save_pretrained(partial)
+        sides = sorted(path for path in partial.iterdir() if path.is_file() and path.name not in written)
+        for path in sides:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        return [snapshot.hashed(path) for path in sides]
+
+    def _prune_aside(self) -> None:
+        """Remove all but the newest versions in a thread: unlinking much data takes a while."""
+        self.close()
+        self._pruning = threading.Thread(target=self._prune, name="relight-prune", daemon=True)
+        self._pruning.start()
+
+    def _prune(self) -> None:
+        standing = {path: _version(path.name) for path in self.directory.iterdir()}
+        versions = sorted(version for version in standing.values() if version is not None)
+        for version in versions[: -self._keep]:
+            self._standing.pop(version, None)
+            path = self.directory / str(version)
+            doomed = path.with_name(f"{version}-old{PARTIAL}")
+            try:
+                path.replace(doomed)
+                shutil.rmtree(doomed)
+            except OSError as error:
+                log.warning("old snapshot stays", extra={"place": path, "error": str(error)})
+
+
+def adopt(directory: Path, version: Version) -> str:
+    """The digest of weights that the application wrote: of their manifest, made now where there is none.
+
+    Raises SnapshotError, also where the directory's manifest is another version's.
+    """
+    if (directory / MANIFEST).exists():
+        manifest = snapshot.read_manifest(directory)
+        if manifest.version != version:
+            raise SnapshotError(f"{directory} holds version {manifest.version}, not {version}")
+        return snapshot.digest_of(manifest)
+    manifest = snapshot.describe(directory, version)
+    partial = directory / f"{MANIFEST}{PARTIAL}"
+    try:
+        partial.unlink(missing_ok=True)
+        shards.write_durably(partial, snapshot.encoded(manifest))
+        partial.replace(directory / MANIFEST)
+        shards.sync_directory(directory)
+    except OSError as error:
+        raise SnapshotError(f"{directory}: no manifest can be written into it: {error}") from error
+    return snapshot.digest_of(manifest)
+
+
+def _version(name: str) -> Version | None:
+    try:
+        return Version.parse(name)
+    except ValueError:
+        return None
+
+
+def _copy_sides(source: Path, target: Path) -> None:
+    """Files of a model directory that are no weights and no index of any."""
+    if not source.is_dir():
+        raise SnapshotError(f"{source}: no such directory to copy config or tokenizer from")
+    for path in sorted(source.iterdir()):
+        weights = path.suffix in WEIGHTS or path.name.endswith(".index.json") or path.name == MANIFEST
+        if path.is_file() and not weights:
+            shutil.copyfile(path, target / path.name)

@@ -1,0 +1,122 @@
+"""Torch models: the names a checkpoint has, the bytes of the live parameters, and whether those changed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relight.agents.snapshot import Tensor, read_manifest
+from relight.agents.trainer.live import Live
+from relight.agents.trainer.snapshot import SnapshotSync
+from relight.events.errors import UsageError
+from relight.events.version import Version
+
+torch: Any = pytest.importorskip("torch")
+safetensors_torch: Any = pytest.importorskip("safetensors.torch")
+
+
+class Tied(torch.nn.Module):  # type: ignore[misc]
+    """As a language model: the head is the embedding."""
+
+    _tied_weights_keys = ("lm_head.weight",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lm_head = torch.nn.Linear(4, 8, bias=False)
+        self.embed = torch.nn.Embedding(8, 4)
+        self.lm_head.weight = self.embed.weight
+        self.register_buffer("table", torch.arange(3))
+        self.register_buffer("scratch", torch.zeros(3), persistent=False)
+
+
+def written(model: Any, directory: Path) -> dict[str, Any]:
+    sync = SnapshotSync(model, directory)
+    place = Path(sync.write(Version(7, 0)).uri)
+    sync.close()
+    loaded: dict[str, Any] = safetensors_torch.load_file(place / "model.safetensors")
+    assert read_manifest(place).tensors.keys() == loaded.keys()
+    return loaded
+
+
+def test_a_tied_tensor_is_written_once_under_the_name_that_a_checkpoint_keeps(tmp_path: Path) -> None:
+    model = Tied()
+    loaded = written(model, tmp_path)
+    assert loaded.keys() == {"embed.weight", "table"}
+    assert torch.equal(loaded["embed.weight"], model.embed.weight)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float8_e4m3fn"])
+def test_every_bit_of_a_dtype_is_kept(tmp_path: Path, dtype: str) -> None:
+    tensor = torch.linspace(-2, 2, 24).reshape(4, 6).to(getattr(torch, dtype)).t()
+    loaded = written(lambda: {"w": tensor}, tmp_path)["w"]
+    assert loaded.dtype == tensor.dtype
+    assert torch.equal(loaded.view(torch.uint8), tensor.contiguous().view(torch.uint8))
+
+
+def test_wrappers_leave_no_trace_in_names(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    model[0] = torch.compile(model[0], backend="eager")
+    loaded = written(torch.nn.DataParallel(torch.compile(model, backend="eager")), tmp_path)
+    assert loaded.keys() == {"0.weight", "0.bias", "1.weight", "1.bias"}
+
+
+def test_config_is_written_with_the_architecture(tmp_path: Path) -> None:
+    class Config:
+        architectures: Any = None
+        dtype: Any = None
+
+        def save_pretrained(self, directory: Path) -> None:
+            (directory / "config.json").write_text(f"{self.architectures} {self.dtype}")
+
+    model = Tied()
+    model.config = Config()
+    model.dtype = torch.float32
+    written(model, tmp_path)
+    assert (tmp_path / "7.0" / "config.json").read_text() == "['Tied'] float32"
+    assert model.config.architectures is None
+
+
+@pytest.mark.parametrize("foreach", [True, False])
+def test_an_optimizer_step_is_seen(tmp_path: Path, foreach: bool) -> None:
+    model = torch.nn.Linear(3, 3)
+    live = Live(7, SnapshotSync(model, tmp_path))
+    version = live.mark(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, foreach=foreach)
+    model(torch.ones(3)).sum().backward()
+    assert live.exports(None) == version
+    optimizer.step()
+    assert live.exports(None) is None
+    with pytest.raises(UsageError, match="step 0 was synced before and the weights have changed"):
+        live.mark(0)
+    assert live.mark(1) == live.exports(None) == Version(7, 1)
+
+
+def test_weights_swapped_by_their_storage_are_seen_and_known_again(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 3)
+    live = Live(7, SnapshotSync(model, tmp_path))
+    version = live.mark(0)
+    own = model.weight.data
+    model.weight.data = torch.zeros(3, 3)
+    assert live.exports(None) is None
+    model.weight.data = own
+    assert live.exports(None) == version
+
+
+def test_a_given_step_speaks_for_what_cannot_be_seen(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 3)
+    live = Live(7, SnapshotSync(model, tmp_path))
+    version = live.mark(0)
+    model.weight.data.add_(1)
+    assert live.exports(0) == version
+    assert live.exports(1) is None
+
+
+def test_the_first_boundary_of_a_run_marks_what_it_finds(tmp_path: Path) -> None:
+    live = Live(7, SnapshotSync(torch.nn.Linear(3, 3), tmp_path))
+    assert live.exports(12) == live.version == Version(7, 12)
+
+
+def test_scalars_and_empty_tensors_are_kept(tmp_path: Path) -> None:
+    loaded = written(lambda: {"scalar": torch.tensor(3.0), "empty": torch.zeros(0, 4)}, tmp_path)
+    assert loaded["scalar"].item() == 3.0
+    assert read_manifest(tmp_path / "7.0").tensors["empty"] == Tensor("F32", (0, 4))
