@@ -1,0 +1,1 @@
+"""The only importers of vllm, ray, torch and verl, inside functions; and clients of their servers."""

@@ -1,0 +1,247 @@
+"""The node agent: one process that owns a job's engines on one machine.
+
+It follows decisions, says facts, and supervises on whether the bus is there or not. Invariants: one agent at
+a time holds the state directory; the highest epoch is on disk before a decision of it is obeyed, and lower
+ones are answered with NodeUp; engines outlive the agent unless it is told to stop them.
+"""
+
+import logging
+import socket
+import time
+
+import aiohttp
+import anyio
+
+from relight.agents.adapters import vllm
+from relight.agents.node import launch, lifecycle, pidfd
+from relight.agents.node.config import NodeFile
+from relight.agents.node.owned import Shared
+from relight.agents.node.ports import QUARANTINE_S
+from relight.agents.node.record import Known, Store
+from relight.agents.node.slot import Slot
+from relight.agents.outbox import FileOutbox, Publisher
+from relight.events.bus.client import Bus, open_bus
+from relight.events.bus.follow import Away, Decided, Follower, Synced
+from relight.events.bus.job import JobBus, Pulse
+from relight.events.decisions import (
+    AnyDecision,
+    LoadWeights,
+    ProbeEngine,
+    ReportRequested,
+    RouteAdded,
+    StartEngine,
+    StopEngine,
+    SyncWeights,
+    VerifyEngine,
+)
+from relight.events.errors import BusUnavailable
+from relight.events.facts import NodeUp
+from relight.events.ids import DecisionId, agent_source
+from relight.events.schema import Snapshot
+
+log = logging.getLogger(__name__)
+
+PULSE_S = 1.0
+FLUSH_S = 2.0
+"""For the last facts of an agent that is told to end."""
+
+
+async def serve(node_file: NodeFile, *, bus_url: str, stop_engines: bool = False) -> None:
+    """Run the agent until it is cancelled; engines live on, or are stopped if `stop_engines`.
+
+    Raises UsageError (state directory held or unusable), BusUnavailable (a first start, and the bus was
+    never reached), Fenced (another agent speaks as this node).
+    """
+    store = Store(node_file.state_path)
+    try:
+        first = not any(store.record(engine.name) for engine in node_file.engines)
+        launch.raise_file_limit()
+        pidfd.become_subreaper()
+        async with open_bus(bus_url, reached=first) as bus, vllm.session() as http:
+            agent = Agent(node_file, store=store, bus=bus, http=http)
+            try:
+                await agent.run()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await agent.end(stop_engines=stop_engines)
+    finally:
+        store.close()
+
+
+class Agent:
+    """What `serve` runs."""
+
+    def __init__(self, file: NodeFile, *, store: Store, bus: Bus, http: aiohttp.ClientSession) -> None:
+        self._node = file.node
+        self._store = store
+        self._bus = bus
+        self._job: JobBus = bus.job(file.job)
+        self._source = agent_source(file.node)
+        self._outbox = FileOutbox(store.directory, collapse=self._node_up, source=self._source)
+        self._publisher = Publisher(self._job, self._outbox, source=self._source, boot=store.boot)
+        shared = Shared(
+            job=file.job,
+            node=file.node,
+            host=file.host or socket.gethostname(),
+            store=store,
+            http=http,
+            clock=bus.clock,
+            say=self._publisher.say,
+            ports=self._ports,
+            rest=self._rest,
+        )
+        self._slots = {engine.name: Slot(engine, shared) for engine in file.engines}
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        for slot in self._slots.values():
+            slot.adopt()
+        async with anyio.create_task_group() as tasks:
+            for slot in self._slots.values():
+                tasks.start_soon(slot.run)
+            tasks.start_soon(self._publish)
+            tasks.start_soon(self._pulse)
+            await self._follow()
+
+    async def end(self, *, stop_engines: bool) -> None:
+        """Let go of the engines, or stop them, and say the last facts."""
+        try:
+            if stop_engines:
+                await self._stop_all()
+            with anyio.move_on_after(FLUSH_S):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._publish)
+                    await self._publisher.flushed()
+                    if stop_engines:
+                        await self._still()
+                    tasks.cancel_scope.cancel()
+        finally:
+            for slot in self._slots.values():
+                slot.close()
+            self._outbox.close()
+
+    async def _stop_all(self) -> None:
+        async with anyio.create_task_group() as tasks:
+            for slot in self._slots.values():
+                if slot.owned.record.phase != "absent":
+                    tasks.start_soon(lifecycle.end_present, slot.owned)
+        self._publisher.say(self._node_up())
+
+    async def _still(self) -> None:
+        try:
+            await self._job.still(self._source)
+        except BusUnavailable as error:
+            log.info("the bus is away, so the last pulse stays error=%s", error)
+
+    async def _publish(self) -> None:
+        await self._publisher.run(install=True)
+
+    async def _pulse(self) -> None:
+        seq = time.time_ns() // 1_000_000  # above that of every earlier life of this boot
+        while True:
+            seq += 1
+            try:
+                await self._job.pulse(self._source, Pulse(self._store.boot, seq))
+            except BusUnavailable:
+                log.debug("no pulse: the bus is away")
+            await anyio.sleep(PULSE_S)
+
+    # --- decisions ---------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        follower = Follower(self._job)
+        while True:
+            match await follower.next():
+                case Synced(snapshot=snapshot, why=why):
+                    await self._synced(snapshot, why)
+                case Decided(decision=decision):
+                    self._decided(decision)
+                case Away(reason=reason):
+                    log.warning("the bus is away; engines serve on reason=%s", reason)
+                case _:
+                    pass
+
+    async def _synced(self, snapshot: Snapshot, why: str) -> None:
+        log.info("synced why=%s epoch=%d", why, snapshot.epoch)
+        if why != "gap":
+            for name, slot in self._slots.items():
+                if name in snapshot.engines and snapshot.engines[name].node == self._node:
+                    await slot.recall(snapshot.engines[name])
+            await self._enrol()
+            self._publisher.say(self._node_up())
+        self._raise_epoch(snapshot.epoch)
+        for name in self._slots:
+            state = snapshot.engines.get(name)
+            if state is not None and state.intent is not None:
+                self._decided(state.intent)
+
+    async def _enrol(self) -> None:
+        try:
+            await self._bus.enrol(self._job.name)
+        except BusUnavailable:
+            log.info("not enrolled: the bus is away; the orchestrator repeats it")
+
+    def _decided(self, decision: AnyDecision) -> None:
+        if decision.dry_run:
+            return
+        if decision.epoch < self._store.known.max_epoch:
+            log.warning("an older epoch is not obeyed id=%s type=%s", decision.id, type(decision).__name__)
+            self._publisher.say(self._node_up())
+            return
+        self._raise_epoch(decision.epoch)
+        self._end_lease(decision)
+        match decision:
+            case StartEngine() | StopEngine():
+                if decision.node == self._node and decision.engine in self._slots:
+                    self._slots[decision.engine].obey(decision)
+            case ProbeEngine() | LoadWeights() | VerifyEngine():
+                if decision.engine in self._slots:
+                    self._slots[decision.engine].obey(decision)
+            case ReportRequested(node=node) if node == self._node:
+                self._publisher.say(self._node_up(decision.id))
+            case SyncWeights():
+                self._raise_run(decision.run)
+                for member in decision.members:
+                    if member.engine in self._slots:
+                        self._slots[member.engine].lease(decision)
+            case _:
+                pass
+
+    def _end_lease(self, decision: AnyDecision) -> None:
+        """A sync is over for an engine that is routed, and pushes nothing to one that is to pull or to prove."""
+        if isinstance(decision, LoadWeights | VerifyEngine | RouteAdded) and decision.engine in self._slots:
+            self._slots[decision.engine].end_lease()
+
+    def _node_up(self, answers: DecisionId | None = None) -> NodeUp:
+        return NodeUp(
+            node=self._node,
+            boot=self._store.boot,
+            host_boot=self._store.host_boot,
+            max_epoch=self._store.known.max_epoch,
+            run=self._store.known.run,
+            engines=tuple(slot.report for slot in self._slots.values()),
+            answers=answers,
+        )
+
+    # --- what is remembered ------------------------------------------------------------------------
+
+    def _raise_epoch(self, epoch: int) -> None:
+        known = self._store.known
+        if epoch > known.max_epoch:
+            self._store.keep(Known(max_epoch=epoch, run=known.run, ports=known.ports))
+
+    def _raise_run(self, run: int) -> None:
+        known = self._store.known
+        if run > known.run:
+            self._store.keep(Known(max_epoch=known.max_epoch, run=run, ports=known.ports))
+
+    def _ports(self) -> set[int]:
+        """Ports in use by our engines, and those that rest."""
+        used = {slot.owned.record.port for slot in self._slots.values() if slot.owned.record.port is not None}
+        return used | {port for port, until in self._store.known.ports.items() if until > time.time()}
+
+    def _rest(self, port: int) -> None:
+        known, now = self._store.known, time.time()
+        resting = {each: until for each, until in known.ports.items() if until > now}
+        resting[port] = now + QUARANTINE_S
+        self._store.keep(Known(max_epoch=known.max_epoch, run=known.run, ports=resting))

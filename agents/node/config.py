@@ -1,0 +1,217 @@
+"""The node file: which engines this agent owns and how each is started.
+
+Whatever is wrong with it is found before anything is started: a UsageError of one sentence that names the
+path inside the file and the value there.
+"""
+
+import os
+import re
+import shutil
+import socket
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import msgspec
+
+from relight.events.errors import UsageError
+from relight.events.ids import EngineName, JobName, NodeName, engine_name, job_name, node_name
+
+PLACEHOLDERS = ("{port}", "{weights}", "{incarnation}")
+DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""Variables that say which devices an engine may use."""
+
+
+class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One collective_rpc."""
+
+    method: str
+    kwargs: dict[str, Any] = {}
+
+
+class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One `[[engines]]` table."""
+
+    name: EngineName
+    kind: Literal["vllm"] = "vllm"
+    """The HTTP API that it speaks."""
+    command: tuple[str, ...]
+    """Argument list; `{port}`, `{weights}` and `{incarnation}` are filled in, in `env` too."""
+    env: dict[str, str] = {}
+    """Laid over the inherited environment."""
+    launcher: Literal["process", "delegated"] = "process"
+    """Who starts it: the agent, or the application."""
+    how: tuple[Literal["fork", "cold"], ...] = ("cold",)
+    """Ways to start it, the preferred one first."""
+    port: int | None = None
+    """A port that stays across incarnations; none takes a free one each time."""
+    model: str | None = None
+    """Directory of the base model; required where the command has `{weights}`."""
+    cache_dir: str | None = None
+    """Directory for compilation caches that outlive an incarnation."""
+    after_start: tuple[Call, ...] = ()
+    """Calls made once it is up, before it is paused."""
+    kv: Literal["reset", "keep", "recompute"] = "reset"
+    """What becomes of cached keys and values when weights are loaded into a serving engine."""
+    checksums: bool = True
+    """Ask the engine for its own checksums at each proof; costs one pass over the weights."""
+    stall_s: float = 10.0
+    """Without progress and without an answer for so long it is dead: ten times a slow iteration."""
+    grace_s: float = 10.0
+    """From SIGTERM to SIGKILL; vLLM needs 0.4 s when it is well."""
+    start_s: float | None = None
+    """Longest start; none leaves it to the decision's deadline."""
+
+
+class NodeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The whole file."""
+
+    job: JobName
+    node: NodeName
+    state_dir: str
+    """Directory of this agent alone, on a disk that outlives it."""
+    host: str | None = None
+    """Name or address under which other machines reach this one; none takes the host's name."""
+    engines: tuple[Engine, ...]
+
+    @property
+    def state_path(self) -> Path:
+        return Path(self.state_dir).expanduser()
+
+
+def load(path: Path) -> NodeFile:
+    """The node file at `path`; raises UsageError."""
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"node file {str(path)!r} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"node file {str(path)!r} is not TOML: {error}") from error
+    try:
+        file = msgspec.convert(raw, NodeFile)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"node file {str(path)!r}: {_with_value(str(error), raw)}") from error
+    return checked(file, where=f"node file {str(path)!r}")
+
+
+def one_engine(job: str, name: str, command: Sequence[str]) -> NodeFile:
+    """The node of `relight agent --job NAME --name ENGINE -- COMMAND`; raises UsageError.
+
+    The command runs as it would from this shell, so the devices chosen there stay chosen.
+    """
+    engine_name(name)
+    host = re.sub(r"[^a-z0-9]+", "-", socket.gethostname().lower()).strip("-") or "host"
+    node = node_name(f"{host[: 62 - len(name)].rstrip('-') or 'host'}-{name}"[:63])
+    engine = Engine(
+        name=EngineName(name),
+        command=tuple(command),
+        env={variable: os.environ[variable] for variable in DEVICES if variable in os.environ},
+    )
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "relight" / job / node
+    file = NodeFile(job=job_name(job), node=node, state_dir=str(state), engines=(engine,))
+    return checked(file, where="command")
+
+
+def checked(file: NodeFile, *, where: str) -> NodeFile:
+    """`file` where everything that it names is there; raises UsageError."""
+    job_name(file.job)
+    node_name(file.node)
+    if not file.engines:
+        raise UsageError(f"{where}: $.engines is empty: an agent without engines has nothing to do")
+    seen: set[str] = set()
+    for index, engine in enumerate(file.engines):
+        at = f"{where}: $.engines[{index}]"
+        engine_name(engine.name)
+        if engine.name in seen:
+            raise UsageError(f"{at}.name {engine.name!r} stands twice")
+        seen.add(engine.name)
+        _check_engine(engine, at)
+    ports = [engine.port for engine in file.engines if engine.port is not None]
+    for port in ports:
+        if ports.count(port) > 1:
+            raise UsageError(f"{where}: port {port} is given to two engines")
+    return file
+
+
+def _check_engine(engine: Engine, at: str) -> None:
+    if engine.launcher == "delegated":
+        raise UsageError(f"{at}.launcher 'delegated' is not supported yet; use 'process'")
+    if not engine.command:
+        raise UsageError(f"{at}.command is empty")
+    program = engine.command[0]
+    if shutil.which(program, path=engine.env.get("PATH")) is None:
+        raise UsageError(f"{at}.command[0] {program!r} is no program that can be run")
+    words = (*engine.command, *engine.env.values())
+    if engine.port is None and not any("{port}" in word for word in words):
+        raise UsageError(f"{at}.command {list(engine.command)} has no {{port}}, and no `port` is given")
+    if engine.port is not None and not 0 < engine.port < 65_536:
+        raise UsageError(f"{at}.port {engine.port} is no port")
+    if engine.model is None and any("{weights}" in word for word in words):
+        raise UsageError(f"{at}.command has {{weights}} but there is no `model`, the base model's folder")
+    for key, value in (("stall_s", engine.stall_s), ("grace_s", engine.grace_s), ("start_s", engine.start_s)):
+        if value is not None and not 0 < value < float("inf"):
+            raise UsageError(f"{at}.{key} {value} must be a finite number of seconds above 0")
+    _check_model(engine, at)
+    drain = _option(engine.command, "--shutdown-timeout")
+    if drain is not None and _number(drain) >= engine.grace_s:
+        raise UsageError(
+            f"{at}.command drains for {drain} s (--shutdown-timeout), not less than grace_s {engine.grace_s}"
+        )
+
+
+def _check_model(engine: Engine, at: str) -> None:
+    if engine.model is not None and not Path(engine.model).is_dir():
+        raise UsageError(f"{at}.model {engine.model!r} is no folder")
+    named = _option(engine.command, "--model")
+    if named is None or any(mark in named for mark in PLACEHOLDERS):
+        return
+    if named.startswith(("/", "./", "../", "~")) and not Path(named).expanduser().is_dir():
+        raise UsageError(f"{at}.command: --model {named!r} is no folder")
+
+
+def base_model(engine: Engine) -> Path | None:
+    """The folder of the weights that the engine starts on without others; None where it is no folder."""
+    named = engine.model or _option(engine.command, "--model")
+    return Path(named) if named and Path(named).is_dir() else None
+
+
+def starts_empty(engine: Engine) -> bool:
+    """Whether the command starts the engine without weights."""
+    return _option(engine.command, "--load-format") == "dummy"
+
+
+def _option(command: Sequence[str], flag: str) -> str | None:
+    for index, word in enumerate(command):
+        if word == flag and index + 1 < len(command):
+            return command[index + 1]
+        if word.startswith(flag + "="):
+            return word.partition("=")[2]
+    return None
+
+
+def listens_on(engine: Engine) -> str | None:
+    """The `--host` of the command."""
+    return _option(engine.command, "--host")
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+def _with_value(message: str, raw: Mapping[str, Any]) -> str:
+    """msgspec's message with the offending value: `Expected …, got … - at `$.engines[0].port``."""
+    path = re.search(r"at `\$([^`]*)`", message)
+    value: Any = raw
+    for key, index in re.findall(r"\.([A-Za-z0-9_-]+)|\[(\d+)\]", path[1] if path else ""):
+        try:
+            value = value[key] if key else value[int(index)]
+        except (KeyError, IndexError, TypeError):
+            return message
+    if unknown := re.search(r"unknown field `([^`]*)`", message):
+        value = cast("dict[str, Any]", value).get(unknown[1])
+    shown = "" if isinstance(value, dict) else f" (value {value!r})"
+    return f"{message}{shown}"

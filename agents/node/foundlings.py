@@ -1,0 +1,110 @@
+"""Processes of an engine that no record speaks of: the disk was lost, or an old one came back.
+
+They are known by the tag, which an agent of the same job and state directory can make again, and by what
+the orchestrator remembers. An identity that the orchestrator names but that bears no mark is never killed.
+"""
+
+import os
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from relight.agents.node import launch, marks, proc, shm, stop
+from relight.agents.node.marks import Marks
+from relight.agents.node.owned import Owned
+from relight.agents.node.proc import Liveness
+from relight.agents.node.record import Member
+from relight.agents.node.stop import NotProven, Remains
+from relight.agents.node.tree import Exit, Tree
+from relight.events.schema import EngineState
+from relight.events.values import Process, Proof
+
+
+def marks_of(owned: Owned, incarnation: int, processes: Iterable[Process]) -> Marks:
+    """The marks of an incarnation, made again from its number and those of its processes that live."""
+    tag = owned.tag(incarnation)
+    plain = Marks(tag, str(launch.folder_of(tag)), None)
+    for process in processes:
+        stat = proc.read_stat(process.pid)
+        if stat is not None and stat.process == process and marks.bears(process, plain):
+            first = proc.read_stat(stat.session)
+            if stat.session in (0, os.getsid(0)):
+                continue
+            return plain._replace(leader=first.process if first else Process(stat.session, 0))
+    return plain
+
+
+async def prove_gone(owned: Owned, incarnation: int, named: Iterable[Process], *, within_s: float) -> Proof:
+    """Stop and prove an incarnation of which there is no record. Raises NotProven."""
+    named = tuple(named)
+    found = tuple(owned.family().get(incarnation, ()))
+    tree = Tree(marks_of(owned, incarnation, (*found, *named)), _unwatched)
+    try:
+        tree.find()
+        for process in named:
+            _check_named(tree, process)
+        living = tree.living
+        remains = Remains(
+            tree,
+            tuple(sorted(proc.listening_ports(process.pid for process in living))),
+            tree.marks.tmpdir,
+            frozenset(shm.mapped_by(living, since_ns=0)),
+        )
+        proof = await stop.prove_gone(remains, grace_s=0, within_s=within_s)
+    finally:
+        tree.close()
+    return Proof(
+        processes=tuple({*proof.processes, *named}),
+        port=proof.port,
+        port_free=True,
+        took_ms=proof.took_ms,
+    )
+
+
+def _check_named(tree: Tree, process: Process) -> None:
+    """A named process must be dead or known by its marks; a kill by number alone could hit anyone."""
+    if process in tree.known:
+        return
+    match proc.liveness(process):
+        case Liveness.ALIVE:
+            raise NotProven("process", f"pid {process.pid} (start {process.start}) lives and bears no mark")
+        case Liveness.UNKNOWN:
+            raise NotProven("process", f"pid {process.pid} (start {process.start}): the kernel does not tell")
+        case Liveness.DEAD:
+            return
+
+
+def recall(owned: Owned, state: EngineState) -> bool:
+    """Take up an incarnation of a lost disk, where all that the orchestrator knows of it still holds."""
+    incarnation = state.incarnation
+    if owned.record.phase != "absent" or incarnation not in owned.foundlings or state.address is None:
+        return False
+    if not state.processes or any(proc.liveness(each) is not Liveness.ALIVE for each in state.processes):
+        return False
+    port = urlsplit(state.address).port
+    marked = marks_of(owned, incarnation, state.processes)
+    held = proc.listeners(port) if port else []
+    if not any(proc.holds_socket(p.pid, {each.inode for each in held}) for p in state.processes):
+        return False
+    owned.note(
+        incarnation=incarnation,
+        phase="up",
+        dead=False,
+        tag=marked.tag,
+        tmpdir=marked.tmpdir,
+        leader=marked.leader,
+        port=port,
+        address=state.address,
+        local=launch.local_url(held[0].host, port),
+        host_boot=owned.shared.store.host_boot,
+        version=state.version,
+        digest=state.digest,
+        members=tuple(Member(process, "other") for process in state.processes),
+    )
+    owned.watch()
+    owned.foundlings.clear()
+    owned.save(members=owned.members())
+    return True
+
+
+def _unwatched(_: Exit) -> None:
+    """Their end is awaited, not judged."""

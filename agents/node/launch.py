@@ -1,0 +1,166 @@
+"""Starting the command of one incarnation: its port, its folder, its environment, its session, its log.
+
+Invariant: the tag is on disk before the command is run, so whatever was started is found again.
+"""
+
+import os
+import resource
+import shutil
+import signal
+import stat
+import tempfile
+import time
+from pathlib import Path
+
+from relight.agents.node import environ, ports, proc
+from relight.agents.node.config import base_model
+from relight.agents.node.logs import Pump
+from relight.agents.node.owned import Owned
+from relight.events.decisions import StartEngine
+from relight.events.errors import RelightError
+from relight.events.values import Process
+
+EVERY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 -- read from the kernel, never listened on
+SOCKET_PATH = 60
+"""Longest TMPDIR: vLLM puts sockets of 36 characters there, and their paths end at 108 bytes."""
+
+
+class StartFailure(RelightError):
+    """The start came to nothing; what it left is still to be stopped."""
+
+    def __init__(self, cause: str, detail: str, *, retryable: bool = True) -> None:
+        super().__init__(f"{cause}: {detail}")
+        self.cause = cause
+        self.detail = detail
+        self.retryable = retryable
+
+
+def raise_file_limit() -> None:
+    """Engines inherit it: the usual 1,024 descriptors are a knife's edge for a server."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 1 << 20 if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def prepare(owned: Owned, order: StartEngine) -> None:
+    """Write down what is about to be started. Raises StartFailure where there is no port for it."""
+    tag = owned.tag(order.incarnation)
+    port = owned.config.port
+    if port is None:
+        try:
+            port = ports.pick(owned.shared.ports())
+        except ports.NoPort as error:
+            raise StartFailure("EADDRINUSE", str(error)) from error
+    owned.save(
+        incarnation=order.incarnation,
+        phase="starting",
+        dead=False,
+        paused=True,
+        tag=tag,
+        tmpdir=str(folder_of(tag)),
+        port=port,
+        address=None,
+        local=None,
+        host_boot=owned.shared.store.host_boot,
+        leader=None,
+        members=(),
+        segments=(),
+        began_ns=time.time_ns(),
+        seconds=0.0,
+        started_on=None,
+        version=None,
+        digest=None,
+        start=order,
+        stop=None,
+        load=None,
+        ended=None,
+        then="restart",
+    )
+    if owned.config.port is not None and not ports.bindable(port):
+        raise StartFailure("EADDRINUSE", f"port {port} is held by {holder(port)}")
+
+
+def folder_of(tag: str) -> Path:
+    """The TMPDIR of the incarnation with this tag: short, since sockets lie in it."""
+    import hashlib
+
+    base = tempfile.gettempdir()
+    if len(base) > SOCKET_PATH - 25:
+        base = "/tmp"  # noqa: S108
+    return Path(base) / f"relight-{hashlib.sha256(tag.encode()).hexdigest()[:14]}"
+
+
+def holder(port: int) -> str:
+    """Who listens on `port`, for people."""
+    inodes = {listener.inode for listener in proc.listeners(port)}
+    for pid in proc.all_stats() if inodes else ():
+        if proc.holds_socket(pid, inodes):
+            return f"pid {pid} ({proc.command_line(pid)[:120]})"
+    return "another user's process" if inodes else "nobody that listens"
+
+
+def url(host: str, port: int | None) -> str:
+    """The base URL of a server."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def local_url(host: str, port: int | None) -> str:
+    """The same from this machine, where it listens on `host`."""
+    return url("127.0.0.1" if host in EVERY_ADDRESS else host, port)
+
+
+def run(owned: Owned, weights: Path | None) -> Process:
+    """Run the command that was prepared; its first process. Raises StartFailure."""
+    record, config = owned.record, owned.config
+    where = weights or base_model(config)
+    words = {
+        "port": str(record.port),
+        "incarnation": str(record.incarnation),
+        **({"weights": str(where)} if where else {}),
+    }
+    environment = environ.environment(config, tag=record.tag, tmpdir=record.tmpdir, words=words)
+    command = [environ.filled(word, words) for word in config.command]
+    program = shutil.which(command[0], path=environment.get("PATH"))
+    if program is None:
+        raise StartFailure("command", f"{command[0]!r} is no program that can be run", retryable=False)
+    if owned.pump is not None:
+        owned.pump.close()
+    try:
+        _make_folder(Path(record.tmpdir))
+        owned.pump = Pump(owned.log_path)
+    except OSError as error:
+        raise StartFailure("resources", str(error)) from error
+    try:
+        pid = os.posix_spawn(
+            program,
+            command,
+            environment,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, owned.pump.writing, 1),
+                (os.POSIX_SPAWN_DUP2, owned.pump.writing, 2),
+            ],
+            setsid=True,
+            setsigmask=(),
+            setsigdef=[signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD],
+        )
+    except OSError as error:
+        raise StartFailure("command", f"{program}: {error.strerror}", retryable=False) from error
+    finally:
+        owned.pump.handed_over()
+    child = proc.read_stat(pid)
+    assert child is not None, "a child stays in the process table until we reap it"
+    return child.process
+
+
+def _make_folder(path: Path) -> None:
+    """An empty folder of our own; what a crashed start of the same incarnation left is removed."""
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError as error:
+        there = path.lstat()
+        if not stat.S_ISDIR(there.st_mode) or there.st_uid != os.getuid():
+            raise StartFailure("tmpdir", f"{path} is in the way and not ours", retryable=False) from error
+        shutil.rmtree(path)
+        path.mkdir(mode=0o700)

@@ -1,0 +1,165 @@
+"""One engine slot as its agent holds it: configuration, record, processes, client, voice.
+
+The operations (`start`, `stop`, `weights`, `probe`) work on this; `slot` decides which one runs.
+"""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import msgspec
+
+from relight.agents.adapters.vllm import Client
+from relight.agents.node import marks
+from relight.agents.node.config import Engine
+from relight.agents.node.logs import Pump
+from relight.agents.node.marks import Marks
+from relight.agents.node.record import Member, Record, Store
+from relight.agents.node.tree import Exit, Tree
+from relight.events.bus.clock import BusClock
+from relight.events.facts import Fact
+from relight.events.ids import EngineName, JobName, NodeName
+from relight.events.values import EngineReport, Process
+
+log = logging.getLogger(__name__)
+
+
+UNKNOWN_S = 30.0
+"""For what an earlier life of the agent began, when no bus tells how much time is left."""
+
+
+class Shared(NamedTuple):
+    """What all slots of an agent have in common."""
+
+    job: JobName
+    node: NodeName
+    host: str
+    """Where other machines reach this one."""
+    store: Store
+    http: aiohttp.ClientSession
+    clock: BusClock
+    say: Callable[[Fact], None]
+    ports: "Callable[[], set[int]]"
+    """Ports that no new incarnation may take."""
+    rest: Callable[[int], None]
+    """Put a port into quarantine."""
+
+
+class Owned:
+    """One engine slot."""
+
+    def __init__(self, config: Engine, shared: Shared, *, on_exit: Callable[[Exit], None]) -> None:
+        self.config = config
+        self.shared = shared
+        self.record = shared.store.record(config.name) or Record(engine=config.name)
+        self.foundlings: dict[int, list[Process]] = {}
+        """Processes that bear our tag and of which no record tells, by incarnation."""
+        self.tree: Tree | None = None
+        self.pump: Pump | None = None
+        self._on_exit = on_exit
+
+    @property
+    def name(self) -> EngineName:
+        return self.config.name
+
+    @property
+    def up(self) -> bool:
+        """It was started and nobody has told its end or asked for it."""
+        return self.record.phase == "up" and not self.record.dead
+
+    @property
+    def client(self) -> Client:
+        """The engine's API; the incarnation has an address."""
+        assert self.record.local is not None
+        return Client(self.shared.http, self.record.local)
+
+    @property
+    def log_path(self) -> Path:
+        return self.shared.store.log(self.name, self.record.incarnation)
+
+    def save(self, **changes: Any) -> None:
+        """Change the record, on disk when this returns."""
+        self.record = msgspec.structs.replace(self.record, **changes)
+        self.shared.store.save(self.record)
+
+    def note(self, **changes: Any) -> None:
+        """Change the record in memory; the next `save` takes it along."""
+        self.record = msgspec.structs.replace(self.record, **changes)
+
+    def tag(self, incarnation: int) -> str:
+        slot = marks.slot_id(self.shared.job, state_dir=self.shared.store.directory)
+        return marks.tag_of(slot, self.name, incarnation)
+
+    def family(self) -> dict[int, list[Process]]:
+        """Live processes of any incarnation of this slot, by their tags."""
+        return marks.family(marks.slot_id(self.shared.job, state_dir=self.shared.store.directory), self.name)
+
+    def watch(self) -> Tree:
+        """Hold the processes of the record's incarnation, those recorded and those found."""
+        self.let_go()
+        self.tree = Tree(
+            Marks(self.record.tag, self.record.tmpdir, self.record.leader), on_exit=self._on_exit
+        )
+        for member in self.record.members:
+            self.tree.add(member.process, member.role)
+        self.tree.find()
+        return self.tree
+
+    def let_go(self) -> None:
+        """Stop watching; everything lives on."""
+        if self.tree is not None:
+            self.tree.close()
+            self.tree = None
+
+    def close(self) -> None:
+        self.let_go()
+        if self.pump is not None:
+            self.pump.close()
+            self.pump = None
+
+    def members(self) -> tuple[Member, ...]:
+        """Every process that was ever known to belong to the incarnation."""
+        known = self.tree.known if self.tree else {}
+        return tuple(Member(process, role) for process, role in known.items())
+
+    def seconds_until(self, deadline_ms: int, *, at_least: float = 0.0) -> float:
+        """Seconds until a deadline in bus time; `UNKNOWN_S` while the bus was never reached."""
+        if not self.shared.clock.known:
+            return max(UNKNOWN_S, at_least)
+        return max(self.shared.clock.seconds_until(deadline_ms), at_least)
+
+    def report(self) -> EngineReport:
+        """What is seen of it now."""
+        record = self.record
+        living = self.tree.living if self.tree else ()
+        if self.foundlings:
+            incarnation = max(self.foundlings)
+            return EngineReport(
+                engine=self.name,
+                incarnation=incarnation,
+                state="unknown",
+                processes=tuple(self.foundlings[incarnation]),
+            )
+        match record.phase:
+            case "absent":
+                state = record.then if record.then != "restart" else "absent"
+                return EngineReport(engine=self.name, incarnation=record.incarnation, state=state)
+            case "up" if record.dead:
+                return EngineReport(
+                    engine=self.name, incarnation=record.incarnation, state="absent", processes=living
+                )
+            case "up":
+                return EngineReport(
+                    engine=self.name,
+                    incarnation=record.incarnation,
+                    state="paused" if record.paused else "up",
+                    address=record.address,
+                    version=record.version,
+                    processes=tuple(living),
+                )
+            case "starting" | "stopping":
+                return EngineReport(
+                    engine=self.name, incarnation=record.incarnation, state=record.phase, processes=living
+                )

@@ -1,0 +1,66 @@
+"""Looking at an engine because somebody asked: it is well, or it is dead, and busy is not dead."""
+
+from typing import NamedTuple
+
+import anyio
+
+from relight.agents.adapters.vllm import Counters, EngineRefused, EngineUnreachable
+from relight.agents.node import canary
+from relight.agents.node.owned import Owned
+from relight.agents.node.weights import healthy
+from relight.events.decisions import ProbeEngine
+from relight.events.values import Canary, Evidence
+from relight.events.version import BASE, Version
+
+CALL_S = 5.0
+"""Limit of one look at the server process alone, which answers in milliseconds."""
+
+
+class Stalled(NamedTuple):
+    """It neither answers nor makes progress."""
+
+    detail: str
+
+
+async def probe(owned: Owned, order: ProbeEngine) -> Stalled | None:
+    """Do what `order` says: publishes Healthy, or returns why the engine is dead."""
+    before = await _counters(owned)
+    evidence: Evidence = {"canary": True}
+    seen: Canary | None = None
+    try:
+        with anyio.fail_after(owned.seconds_until(order.deadline, at_least=0.1)):
+            seen = await _look(owned)
+    except (TimeoutError, EngineUnreachable) as error:
+        after = await _counters(owned)
+        if before is None or after is None or not after.tokens > before.tokens:
+            return Stalled(f"probe: {error or 'no answer before its deadline'}, and no token was made")
+        evidence = {"canary": False, "tokens": after.tokens - before.tokens, "running": after.running}
+    except EngineRefused as error:
+        return Stalled(f"probe: {error}")
+    version = owned.record.version or await _label(owned) or BASE
+    owned.shared.say(healthy(owned, version, seen=seen, evidence=evidence, answers=order.id))
+    return None
+
+
+async def _look(owned: Owned) -> Canary | None:
+    """The canary; none while the engine is paused, when an answer of its core must do."""
+    client = owned.client
+    if not await client.health(within_s=CALL_S):
+        raise EngineRefused("GET /health: not 200: the server knows that its core is dead")
+    if await client.is_paused(within_s=3600.0):
+        return None
+    return await client.canary(canary.PROMPT, within_s=3600.0)
+
+
+async def _counters(owned: Owned) -> Counters | None:
+    try:
+        return await owned.client.counters(within_s=CALL_S)
+    except (EngineUnreachable, EngineRefused):
+        return None
+
+
+async def _label(owned: Owned) -> Version | None:
+    try:
+        return Version.parse(await owned.client.label(within_s=CALL_S))
+    except (EngineUnreachable, EngineRefused, ValueError):
+        return None

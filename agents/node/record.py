@@ -1,0 +1,159 @@
+"""What an agent keeps on disk: who it is, the highest epoch it obeyed, and one record for each engine.
+
+Each file is replaced atomically and fsynced before the step it speaks of is taken, so a successor that
+finds the state directory can take up any step again. One process at a time holds the directory.
+"""
+
+import fcntl
+import os
+import secrets
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeVar
+
+import msgspec
+
+from relight.agents.node import proc
+from relight.agents.node.marks import Role
+from relight.agents.node.shm import Segment
+from relight.events import codec
+from relight.events.decisions import LoadWeights, StartEngine, StopEngine
+from relight.events.errors import Undecodable, UsageError
+from relight.events.facts import EngineStopped, StartFailed
+from relight.events.ids import BootId, EngineName
+from relight.events.values import Process
+from relight.events.version import Version
+
+T = TypeVar("T")
+
+
+class Member(NamedTuple):
+    """A process that belonged to the incarnation."""
+
+    process: Process
+    role: Role
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine as its agent last knew it."""
+
+    engine: EngineName
+    incarnation: int = 0
+    phase: Literal["absent", "starting", "up", "stopping"] = "absent"
+    """`up` until its stop is asked for, also when it is dead."""
+    dead: bool = False
+    """Its death was told."""
+    paused: bool = True
+    tag: str = ""
+    tmpdir: str = ""
+    port: int | None = None
+    address: str | None = None
+    """As others reach it."""
+    local: str | None = None
+    """As this agent reaches it."""
+    host_boot: str = ""
+    leader: Process | None = None
+    members: tuple[Member, ...] = ()
+    segments: tuple[Segment, ...] = ()
+    began_ns: int = 0
+    """Unix time at which it was started."""
+    seconds: float = 0.0
+    """That its start took."""
+    started_on: Version | None = None
+    version: Version | None = None
+    """Of the weights that this agent loaded and labelled; none for those it started on."""
+    digest: str | None = None
+    start: StartEngine | None = None
+    stop: StopEngine | None = None
+    load: LoadWeights | None = None
+    """A load that may have touched the engine and is not answered yet."""
+    ended: EngineStopped | StartFailed | None = None
+    """How the incarnation ended, told again to whoever asks again."""
+    then: Literal["restart", "drained", "retired"] = "restart"
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """What the agent as a whole remembers."""
+
+    max_epoch: int = 0
+    run: int = 0
+    ports: dict[int, float] = {}
+    """Ports that were used, and the Unix time until which they rest."""
+
+
+class Store:
+    """A state directory, held by one process until `close`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        try:
+            (directory / "engines").mkdir(parents=True, exist_ok=True)
+            directory.chmod(0o700)
+            self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise UsageError(f"state_dir {str(directory)!r} cannot be used: {error.strerror}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._lock)
+            raise UsageError(f"state_dir {str(directory)!r} is held by another running agent") from error
+        self.boot = self._boot()
+        self.host_boot = proc.host_boot()
+        self.known = self._read(directory / "agent.json", Known) or Known()
+
+    def close(self) -> None:
+        os.close(self._lock)
+
+    def _boot(self) -> BootId:
+        path = self.directory / "boot"
+        if not path.exists():
+            write(path, secrets.token_hex(16).encode())
+        return BootId(path.read_text().strip())
+
+    def keep(self, known: Known) -> None:
+        """Remember `known`, on disk when this returns."""
+        if known != self.known:
+            write(self.directory / "agent.json", codec.to_json(known).encode())
+            self.known = known
+
+    def folder(self, engine: EngineName) -> Path:
+        return self.directory / "engines" / engine
+
+    def log(self, engine: EngineName, incarnation: int) -> Path:
+        """The engine's output."""
+        return self.folder(engine) / str(incarnation) / "log"
+
+    def record(self, engine: EngineName) -> Record | None:
+        """The engine's record, or None where there never was one; raises UsageError where it is spoilt."""
+        return self._read(self.folder(engine) / "record.json", Record)
+
+    def save(self, record: Record) -> None:
+        """Replace the engine's record, on disk when this returns."""
+        folder = self.folder(record.engine)
+        folder.mkdir(exist_ok=True)
+        write(folder / "record.json", codec.to_json(record).encode())
+
+    @staticmethod
+    def _read(path: Path, kind: type[T]) -> T | None:
+        try:
+            return codec.from_json(path.read_bytes(), kind)
+        except FileNotFoundError:
+            return None
+        except Undecodable as error:
+            raise UsageError(f"{path} is not what this relight wrote: {error}") from error
+
+
+def write(path: Path, data: bytes) -> None:
+    """Put `data` at `path` atomically and durably."""
+    fresh = path.with_name(path.name + ".new")
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    fresh.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,276 @@
+"""One engine slot: which operation runs, and what a process's end means.
+
+Invariant: one operation at a time; a StopEngine interrupts every other one, a death ends them. Commands are
+level-triggered: one that is done already is answered with its fact again, one for another incarnation than
+the present or the next changes nothing. An incarnation's death is told once.
+"""
+
+import asyncio
+import logging
+
+import anyio
+
+from relight.agents.adapters.vllm import EngineRefused, EngineUnreachable
+from relight.agents.node import foundlings, lifecycle, proc, weights
+from relight.agents.node.config import Engine
+from relight.agents.node.launch import StartFailure
+from relight.agents.node.logs import last_lines
+from relight.agents.node.marks import VITAL
+from relight.agents.node.owned import Owned, Shared
+from relight.agents.node.pidfd import Status
+from relight.agents.node.probe import probe
+from relight.agents.node.stall import Watchman
+from relight.agents.node.tree import Exit
+from relight.events.bus.clock import monotonic_ms
+from relight.events.decisions import (
+    LoadWeights,
+    ProbeEngine,
+    StartEngine,
+    StopEngine,
+    SyncWeights,
+    VerifyEngine,
+)
+from relight.events.facts import EngineDead
+from relight.events.schema import Command, EngineState
+from relight.events.values import Cause, EngineReport
+
+log = logging.getLogger(__name__)
+
+DETAIL_LINES = 6
+"""Of its log, told with a death."""
+ASK_S = 2.0
+"""Limit of asking an adopted engine whether it is paused; its watch goes on asking."""
+SETTLE_S = 0.005
+"""For processes that end together to be all seen, where another one is seen to be exiting."""
+BLAME = ("core", "worker", "leader")
+"""Who is told of those that ended together, unless one was killed."""
+LOOK_S = 2.0
+"""Limit of a look at the server after a process of no known role has ended."""
+
+
+class Slot:
+    """One engine. `obey` may be called at any time; `run` does the work."""
+
+    def __init__(self, config: Engine, shared: Shared) -> None:
+        self.owned = Owned(config, shared, on_exit=self._on_exit)
+        self._pending: dict[type, Command] = {}
+        self._wake = anyio.Event()
+        self._running: Command | None = None
+        self._scope: anyio.CancelScope | None = None
+        self._look = False
+        self._exits: list[Exit] = []
+        self._verdict: asyncio.TimerHandle | None = None
+        self._watchman = Watchman(self.owned, die=self._stalled)
+        self._oom_kills = proc.oom_kills()
+
+    @property
+    def report(self) -> EngineReport:
+        return self.owned.report()
+
+    def close(self) -> None:
+        """Let go of everything; it lives on."""
+        if self._verdict is not None:
+            self._verdict.cancel()
+        self.owned.close()
+
+    # --- commands ----------------------------------------------------------------------------------
+
+    def obey(self, command: Command) -> None:
+        """Do `command`, as soon as what it interrupts has ended."""
+        if isinstance(command, StopEngine):
+            running, present = self._running, self.owned.record.incarnation
+            if isinstance(running, StopEngine) and running.incarnation == command.incarnation == present:
+                self.owned.note(stop=command)  # asked again meanwhile: the answer names the newest
+                return
+            self._pending.clear()
+            self._interrupt()
+        elif command == self._running:
+            return
+        self._pending[type(command)] = command
+        self._wake.set()
+
+    def lease(self, order: SyncWeights) -> None:
+        """A trainer may push weights into it until `order`'s deadline: paused and silent is well then."""
+        self._watchman.leased_until_s = monotonic_ms() / 1000.0 + self.owned.seconds_until(order.deadline)
+
+    def end_lease(self) -> None:
+        """The sync is over for it, or pulled: what it does and does not do is its own again."""
+        self._watchman.leased_until_s = 0.0
+
+    async def recall(self, state: EngineState) -> None:
+        """Take up an incarnation of which only the orchestrator knows."""
+        if foundlings.recall(self.owned, state):
+            log.info("recalled engine=%s.%d", self.owned.name, state.incarnation)
+            await self._ask_paused()
+
+    def _interrupt(self) -> None:
+        if self._scope is not None and not isinstance(self._running, StopEngine):
+            self._scope.cancel()
+
+    async def run(self) -> None:
+        """Work for ever."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._watchman.run)
+            await self._take_up()
+            while True:
+                while self._pending:
+                    self._running = self._pending.pop(next(iter(self._pending)))
+                    with anyio.CancelScope() as self._scope:
+                        await self._do(self._running)
+                    self._running = self._scope = None
+                if self._look:
+                    self._look = False
+                    await self._look_at_server()
+                await self._wake.wait()
+                self._wake = anyio.Event()
+
+    async def _do(self, command: Command) -> None:
+        log.info("obeying %s engine=%s.%d", type(command).__name__, command.engine, command.incarnation)
+        match command:
+            case StartEngine():
+                await lifecycle.begin(self.owned, command)
+                self._oom_kills = proc.oom_kills()
+            case StopEngine():
+                await lifecycle.end(self.owned, command)
+            case _ if not self.owned.up or command.incarnation != self.owned.record.incarnation:
+                log.info("that incarnation is not up engine=%s.%d", command.engine, command.incarnation)
+            case ProbeEngine():
+                if stalled := await probe(self.owned, command):
+                    self._die(Cause.STALL, stalled.detail)
+            case LoadWeights():
+                with self._watchman.excused():
+                    await weights.load(self.owned, command)
+            case VerifyEngine():
+                with self._watchman.excused():
+                    await weights.verify(self.owned, command)
+
+    # --- adoption ----------------------------------------------------------------------------------
+
+    def adopt(self) -> None:
+        """Hold again what an earlier life of the agent left, and tell the deaths that it did not see."""
+        owned = self.owned
+        record = owned.record
+        if record.phase == "absent":
+            owned.foundlings = owned.family()
+            return
+        if record.host_boot != owned.shared.store.host_boot:
+            owned.note(members=(), leader=None)
+        tree = owned.watch()
+        if not owned.up:
+            return
+        vital = [member for member in record.members if member.role in VITAL]
+        gone = [member for member in vital if member.process not in tree.living]
+        if gone or not vital:
+            what = f"its {gone[0].role} (pid {gone[0].process.pid})" if gone else "the whole machine"
+            self._die(Cause.EXIT, f"{what} ended while no agent was watching", at_ms=None)
+
+    async def _take_up(self) -> None:
+        """Finish what an earlier life began."""
+        owned = self.owned
+        record = owned.record
+        if record.phase == "starting" and record.start is not None:
+            error = StartFailure("interrupted", "the agent ended while it was starting")
+            await lifecycle.failed(owned, error, record.start)
+        elif record.phase == "stopping" and not self._pending:
+            await lifecycle.end_present(owned)
+        elif owned.up:
+            if record.load is not None:
+                text = "the agent ended during the load"
+                owned.shared.say(weights.load_failed(record.load, text, touched=True))
+                owned.save(load=None, version=None, digest=None)
+            await self._ask_paused()
+
+    async def _ask_paused(self) -> None:
+        """What the record cannot know: an agent may die between a call and its note."""
+        owned = self.owned
+        try:
+            owned.save(paused=await owned.client.is_paused(within_s=ASK_S))
+        except (EngineUnreachable, EngineRefused) as error:
+            log.warning("adopted, and it does not answer engine=%s error=%s", owned.name, error)
+
+    # --- deaths ------------------------------------------------------------------------------------
+
+    def _on_exit(self, exited: Exit) -> None:
+        if not self.owned.up:
+            return
+        if exited.role not in VITAL:
+            self._look = True
+            self._wake.set()
+            return
+        self._exits.append(exited)
+        first_ms = self._exits[0].seen_ms
+        delay_s = first_ms / 1000.0 + SETTLE_S - monotonic_ms() / 1000.0 if self._others_exit() else 0.0
+        if self._verdict is not None:
+            self._verdict.cancel()
+        self._verdict = asyncio.get_running_loop().call_later(max(0.0, delay_s), self._judge, first_ms)
+
+    def _others_exit(self) -> bool:
+        tree = self.owned.tree
+        return tree is not None and any(
+            proc.is_exiting(process) for process in tree.living if tree.known[process] in VITAL
+        )
+
+    def _judge(self, first_ms: float) -> None:
+        """A core that is killed takes its worker along, which may be quicker: tell the cause, not the first."""
+        exits, self._exits, self._verdict = self._exits, [], None
+        if not self.owned.up:
+            return
+        root = min(exits, key=lambda each: (each.status.signal is None, BLAME.index(each.role)))
+        detail = f"its {root.role} (pid {root.process.pid}) ended{_how(root.status)}"
+        self._die(self._cause(root.status), detail, status=root.status, at_ms=first_ms)
+
+    def _cause(self, status: Status) -> Cause:
+        if status.signal is None:
+            return Cause.EXIT
+        before, self._oom_kills = self._oom_kills, proc.oom_kills()
+        if status.signal == 9 and before is not None and (self._oom_kills or 0) > before:
+            return Cause.OOM
+        return Cause.SIGNAL
+
+    async def _look_at_server(self) -> None:
+        if not self.owned.up:
+            return
+        try:
+            if await self.owned.client.health(within_s=LOOK_S):
+                return
+        except EngineUnreachable as error:
+            log.info("no answer yet; its watch goes on engine=%s error=%s", self.owned.name, error)
+            return
+        if self.owned.up:
+            self._die(Cause.EXIT, "a process of it ended and /health is not 200")
+
+    def _stalled(self, detail: str, detect_ms: float) -> None:
+        self._die(Cause.STALL, detail, detect_ms=detect_ms)
+
+    def _die(
+        self,
+        cause: Cause,
+        detail: str,
+        *,
+        status: Status = Status(),  # noqa: B008 -- immutable
+        at_ms: float | None = None,
+        detect_ms: float | None = None,
+    ) -> None:
+        """Tell the death, once. `detect_ms` runs from the moment the kernel told us: what came before it,
+        microseconds for an exit, nobody can know."""
+        owned = self.owned
+        lines = "\n".join(last_lines(owned.log_path, DETAIL_LINES))
+        owned.shared.say(
+            EngineDead(
+                engine=owned.name,
+                incarnation=owned.record.incarnation,
+                cause=cause,
+                exit_code=status.code,
+                signal=status.signal,
+                detail=f"{detail}\n{lines}" if lines else detail,
+                detect_ms=monotonic_ms() - at_ms if at_ms is not None else detect_ms,
+            )
+        )
+        owned.save(dead=True)
+        self._interrupt()
+
+
+def _how(status: Status) -> str:
+    if status.signal is not None:
+        return f" by signal {status.signal}"
+    return f" with code {status.code}" if status.code is not None else ""

@@ -1,0 +1,165 @@
+"""Watching an engine whose processes live: one question at a time to its core, and its counters.
+
+The question stays open as long as the core is silent, so that questions never pile up in an engine that is
+ill. While the engine is starting, stopping, loading or lent to a trainer's push nothing is judged.
+"""
+
+import errno
+import logging
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+import anyio
+from anyio.abc import TaskGroup
+
+from relight.agents.adapters.vllm import EngineRefused, EngineUnreachable
+from relight.agents.node import canary
+from relight.agents.node.owned import Owned
+from relight.agents.node.vigil import Verdict, Vigil
+from relight.events.bus.clock import monotonic_ms
+from relight.events.facts import PauseExpired
+
+log = logging.getLogger(__name__)
+
+TICK_S = 1.0
+"""Between two looks. An idle engine costs one small request a tick."""
+COUNTERS_EVERY = 5
+"""Ticks between two readings of /metrics while the core answers; each tick when it does not."""
+METRICS_S = 2.0
+DRAIN_POLL_S = 0.05
+NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+
+
+class Watchman:
+    """Judges one slot's engine for as long as it is up. `die` is told why it is dead."""
+
+    def __init__(self, owned: Owned, *, die: Callable[[str, float], None]) -> None:
+        self.leased_until_s = 0.0
+        """Monotonic time until which a trainer may pause it and load into it."""
+        self._owned = owned
+        self._die = die
+        self._excuses = 0
+        self._vigil: Vigil | None = None
+        self._asking: anyio.CancelScope | None = None
+        self._incarnation = 0
+        self._paused_answers = 0
+
+    @contextmanager
+    def excused(self) -> Generator[None]:
+        """While a load runs, whose own deadline bounds it."""
+        self._excuses += 1
+        try:
+            yield
+        finally:
+            self._excuses -= 1
+            self._vigil = None
+
+    async def run(self) -> None:
+        """Watch for ever."""
+        async with anyio.create_task_group() as tasks:
+            ticks, last = 0, _now()
+            while True:
+                await anyio.sleep(TICK_S)
+                ticks, before, last = ticks + 1, last, _now()
+                if last - before > 3 * TICK_S:
+                    self._vigil = None  # this process stood still, not the engine
+                if self._watched(last):
+                    await self._tick(tasks, ticks)
+
+    def _watched(self, now: float) -> bool:
+        owned = self._owned
+        if not owned.up or self._excuses or now < self.leased_until_s:
+            self._vigil = None
+            self._stop_asking()
+            return False
+        if self._vigil is None or self._incarnation != owned.record.incarnation:
+            self._stop_asking()
+            self._incarnation = owned.record.incarnation
+            self._vigil = Vigil(stall_s=owned.config.stall_s, now=now)
+            self._paused_answers = 0
+        return True
+
+    def _stop_asking(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            self._asking = None
+
+    async def _tick(self, tasks: TaskGroup, ticks: int) -> None:
+        vigil = self._vigil
+        assert vigil is not None
+        if self._asking is None:
+            self._asking = anyio.CancelScope()
+            tasks.start_soon(self._ask, vigil, self._asking)
+        if ticks % COUNTERS_EVERY == 0 or _now() - vigil.alive > 1.5 * TICK_S:
+            await self._count(vigil)
+        if vigil is not self._vigil or not self._owned.up:
+            return
+        if self._owned.record.paused:
+            vigil.held(_now())
+        match vigil.verdict(_now()):
+            case Verdict.WELL:
+                return
+            case Verdict.STALLED:
+                silent_s = _now() - vigil.alive
+                self._die(f"no answer from its core and no progress for {silent_s:.1f} s", silent_s * 1000.0)
+            case Verdict.DOUBTFUL:
+                await self._try_out(vigil)
+
+    async def _ask(self, vigil: Vigil, scope: anyio.CancelScope) -> None:
+        owned = self._owned
+        with scope:
+            try:
+                paused = await owned.client.is_paused(within_s=6 * owned.config.stall_s)
+            except EngineUnreachable as error:
+                if error.errno in NO_DESCRIPTORS:
+                    vigil.excuse(_now())
+            except EngineRefused as error:
+                log.info("its core did not answer engine=%s error=%s", owned.name, error)
+            else:
+                vigil.answered(_now())
+                self._note_paused(paused)
+        if self._asking is scope:
+            self._asking = None
+
+    def _note_paused(self, paused: bool) -> None:
+        """A pause that is not ours and that no lease covers has outlived its owner."""
+        record = self._owned.record
+        self._paused_answers = self._paused_answers + 1 if paused and not record.paused else 0
+        if self._paused_answers == 2:
+            self._owned.shared.say(PauseExpired(engine=record.engine, incarnation=record.incarnation))
+
+    async def _count(self, vigil: Vigil) -> None:
+        try:
+            counters = await self._owned.client.counters(within_s=METRICS_S)
+        except EngineUnreachable as error:
+            if error.errno in NO_DESCRIPTORS:
+                vigil.excuse(_now())
+            return
+        vigil.told(_now(), counters)
+
+    async def _try_out(self, vigil: Vigil) -> None:
+        stall_s = self._owned.config.stall_s
+        try:
+            await self._owned.client.canary(canary.PROMPT, within_s=stall_s)
+        except (EngineUnreachable, EngineRefused) as error:
+            if vigil is self._vigil and self._owned.up and vigil.verdict(_now()) is not Verdict.WELL:
+                self._die(f"calls wait, no token comes, and the canary fails: {error}", stall_s * 1000.0)
+        else:
+            vigil.excuse(_now())
+
+
+async def drained(owned: Owned) -> None:
+    """Return when no request runs or waits. The caller gives the deadline."""
+    while True:
+        try:
+            counters = await owned.client.counters(within_s=METRICS_S)
+        except (EngineUnreachable, EngineRefused) as error:
+            log.info("draining ends: the engine does not answer engine=%s error=%s", owned.name, error)
+            return
+        if counters is not None and counters.running + counters.waiting == 0:
+            return
+        await anyio.sleep(DRAIN_POLL_S)
+
+
+def _now() -> float:
+    return monotonic_ms() / 1000.0

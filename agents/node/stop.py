@@ -1,0 +1,125 @@
+"""Stopping an incarnation and proving that it is gone (S2): processes, ports, shared memory, folder.
+
+SIGTERM once, a bounded grace, SIGKILL to everything that is found, until nothing more is found. No process
+is asked whether it is dead. A stop that was interrupted is taken up by doing all of it again.
+"""
+
+import logging
+import shutil
+import signal
+from typing import NamedTuple
+
+import anyio
+import msgspec
+
+from relight.agents.node import launch, ports, proc, shm
+from relight.agents.node.owned import Owned
+from relight.agents.node.shm import Segment
+from relight.agents.node.tree import Tree
+from relight.events.bus.clock import monotonic_ms
+from relight.events.errors import RelightError
+from relight.events.values import Proof
+
+log = logging.getLogger(__name__)
+
+PORT_S = 5.0
+"""Longest wait for a port after the last process is gone; the kernel needs microseconds."""
+PORT_POLL_S = 0.005
+
+
+class NotProven(RelightError):
+    """Something of it may be left. The message names what and why."""
+
+    def __init__(self, cause: str, detail: str) -> None:
+        super().__init__(f"{cause}: {detail}")
+        self.cause = cause
+        self.detail = detail
+
+
+class Remains(NamedTuple):
+    """What an incarnation has on the machine."""
+
+    tree: Tree
+    ports: tuple[int, ...]
+    tmpdir: str
+    segments: frozenset[Segment]
+
+
+async def prove_gone(remains: Remains, *, grace_s: float, within_s: float) -> Proof:
+    """Stop all of it; `grace_s` 0 kills at once. Raises NotProven."""
+    began = monotonic_ms()
+    tree = remains.tree
+    try:
+        with anyio.fail_after(within_s):
+            await _end_all(tree, grace_s)
+    except TimeoutError as error:
+        raise NotProven("process", _left(tree)) from error
+    left_s = within_s - (monotonic_ms() - began) / 1000.0
+    for port in remains.ports:
+        await _port_proof(port, within_s=max(1.0, min(PORT_S, left_s)))
+    for path in shm.remove(remains.segments):
+        log.warning("a shared-memory segment is still in use path=%s tag=%s", path, tree.marks.tag)
+    await _remove_folder(remains.tmpdir)
+    return Proof(
+        processes=tuple(tree.known),
+        port=remains.ports[0] if remains.ports else None,
+        port_free=bool(remains.ports),
+        took_ms=monotonic_ms() - began,
+    )
+
+
+async def prove_present_gone(owned: Owned, *, grace_s: float, within_s: float) -> Proof:
+    """Stop the recorded incarnation; what will be removed is on disk before. Raises NotProven."""
+    tree = owned.tree or owned.watch()
+    tree.find()
+    record = owned.record
+    segments = set(record.segments) | shm.mapped_by(tree.living, since_ns=record.began_ns)
+    owned.save(phase="stopping", members=owned.members(), segments=tuple(sorted(segments)))
+    ours = (record.port,) if record.port is not None and record.local is not None else ()
+    remains = Remains(tree, ours, record.tmpdir, frozenset(segments))
+    proof = await prove_gone(remains, grace_s=grace_s, within_s=within_s)
+    if not ours and record.port is not None:  # it never listened there, so another may
+        proof = msgspec.structs.replace(proof, port=record.port, port_free=ports.bindable(record.port))
+    if record.port is not None and owned.config.port is None:
+        owned.shared.rest(record.port)
+    owned.let_go()
+    return proof
+
+
+async def _end_all(tree: Tree, grace_s: float) -> None:
+    if grace_s > 0 and tree.send(signal.SIGTERM):
+        with anyio.move_on_after(grace_s):
+            await tree.emptied()
+    while tree.find() or tree.living:
+        tree.send(signal.SIGKILL)
+        await tree.emptied()
+
+
+def _left(tree: Tree) -> str:
+    texts: list[str] = []
+    for process in tree.living:
+        stat = proc.read_stat(process.pid)
+        state = stat.state if stat else "gone now"
+        if state == "D":
+            state = "D, in the kernel, which no signal reaches"
+        texts.append(f"pid {process.pid} (start {process.start}) is in state {state}")
+    return "; ".join(texts) or "new processes of it kept appearing"
+
+
+async def _port_proof(port: int, *, within_s: float) -> None:
+    with anyio.move_on_after(within_s):
+        while not ports.bindable(port):  # noqa: ASYNC110 -- nothing tells when a port is free
+            await anyio.sleep(PORT_POLL_S)
+        return
+    raise NotProven("port", f"port {port} is held by {launch.holder(port)}")
+
+
+async def _remove_folder(path: str) -> None:
+    if not path:
+        return
+    try:
+        await anyio.to_thread.run_sync(shutil.rmtree, path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise NotProven("folder", f"{path} cannot be removed: {error}") from error
