@@ -89,6 +89,8 @@ class EngineState(Value, frozen=True, kw_only=True):
     start_s: float | None = None
     """Seconds that its last good start took."""
     retired_because: str | None = None
+    suspected: bool = False
+    """A client passes its route over until a decision names it again."""
     since: int = 0
     """Bus time in ms at which it entered its phase."""
     alarmed: bool = False

@@ -12,7 +12,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from relight.events.bus.client import Bus, open_bus
-from relight.events.errors import BusUnavailable, LostLease, UsageError
+from relight.events.errors import BusUnavailable, LostLease, Undecodable, UsageError
 from relight.events.ids import JobName
 from relight.orchestrator.settings import DEFAULT, SettingsFile
 from relight.orchestrator.term import HigherEpochSeen, Term
@@ -76,7 +76,7 @@ class Orchestrator:
             except* HigherEpochSeen as seen:
                 floor = max(leaf.epoch for leaf in leaves(seen) if isinstance(leaf, HigherEpochSeen))
                 log.warning("term ended job=%s reason=%s", name, next(leaves(seen)))
-            except* (LostLease, BusUnavailable) as lost:
+            except* (LostLease, BusUnavailable, Undecodable) as lost:
                 log.warning("term ended job=%s reason=%s", name, next(leaves(lost)))
                 await anyio.sleep(STANDBY_S)
 

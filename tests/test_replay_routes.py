@@ -6,7 +6,7 @@ import pytest
 
 from relight.agents.replay.routes import Freed, Key, Route, Routes, Spared
 from relight.events.decisions import AnyDecision, LoadWeights, RouteAdded, RouteFenced, SyncWeights
-from relight.events.ids import DecisionId, EngineName, SyncId
+from relight.events.ids import DecisionId, EngineName, NodeName, SyncId
 from relight.events.schema import EngineState, Meta, OpenSync, Snapshot
 from relight.events.schema import Route as StateRoute
 from relight.events.values import Member, Phase
@@ -69,7 +69,7 @@ def state(
         engines={
             engine: EngineState(
                 phase=Phase.SERVING,
-                node=EngineName("a"),  # type: ignore[arg-type]
+                node=NodeName("a"),
                 incarnation=incarnation,
                 route=StateRoute(address=f"http://{engine}-{incarnation}", version=version),
             )

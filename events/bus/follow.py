@@ -60,7 +60,7 @@ Event = Synced | Decided | Noted | Away | Quiet
 
 
 class Follower:
-    """A cursor in one job's decisions. `next()` is safe to cancel and never raises BusUnavailable."""
+    """A cursor in one job's decisions. `next()` is safe to cancel and raises no error of the bus."""
 
     def __init__(self, job: JobBus) -> None:
         self._job = job
@@ -76,7 +76,7 @@ class Follower:
         """The next event; waits at most one BLOCK for it."""
         try:
             event = await self._next()
-        except BusUnavailable as error:
+        except (BusUnavailable, Undecodable) as error:  # a state that cannot be read serves nobody
             return await self._lost(str(error))
         self._tries = 0
         return event

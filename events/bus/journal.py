@@ -4,10 +4,18 @@ Facts and decisions get their ids from one server's clock, so their ids order th
 streams at one moment; a stream that it could not read to its end holds the other one back.
 """
 
+from collections import deque
+from collections.abc import Sequence
+from itertools import takewhile
+
+import msgspec
+
+from relight.events import codec
 from relight.events.bus import streams
 from relight.events.bus.errors import translated
 from relight.events.bus.job import JobBus
 from relight.events.envelope import Entry
+from relight.events.errors import Undecodable
 from relight.events.ids import BEGINNING, EntryId
 
 BATCH = 512
@@ -20,9 +28,45 @@ def position(entry_id: EntryId) -> tuple[int, int]:
     return int(milliseconds), int(serial)
 
 
-def merged(facts: list[Entry], decisions: list[Entry]) -> list[Entry]:
-    """Entries of both streams in the order of the bus; a fact stands before a decision of the same id."""
-    return sorted([*facts, *decisions], key=lambda entry: position(entry.entry_id))
+class _Ties(msgspec.Struct):
+    answers: str | None = None
+    sync: str | None = None
+
+
+def merged(facts: Sequence[Entry], decisions: Sequence[Entry]) -> list[Entry]:
+    """Entries of both streams in the order of the bus, each stream in its own order.
+
+    Within one millisecond the streams' serials say nothing of each other; there a fact stands first
+    unless it answers a decision that is yet to come, or belongs to the sync that one orders.
+    """
+    merged: list[Entry] = []
+    left = deque(decisions)
+    for fact in facts:
+        while left and _comes_before(left, fact):
+            merged.append(left.popleft())
+        merged.append(fact)
+    return [*merged, *left]
+
+
+def _comes_before(decisions: Sequence[Entry], fact: Entry) -> bool:
+    """Whether the first of `decisions` stands before `fact`."""
+    first, when = position(decisions[0].entry_id)[0], position(fact.entry_id)[0]
+    if first != when:
+        return first < when
+    ties = _ties(fact)
+    same = takewhile(lambda decision: position(decision.entry_id)[0] == when, decisions)
+    return any(
+        (ties.answers is not None and decision.id == ties.answers)
+        or (ties.sync is not None and decision.type == "SyncWeights" and _ties(decision).sync == ties.sync)
+        for decision in same
+    )
+
+
+def _ties(entry: Entry) -> _Ties:
+    try:
+        return codec.from_json(entry.data, _Ties)
+    except Undecodable:
+        return _Ties()
 
 
 class Journal:

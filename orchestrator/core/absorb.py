@@ -99,7 +99,10 @@ def _released(case: Case, fact: ReleaseRequested) -> None:
 
 
 def _suspected(case: Case, fact: RouteSuspected) -> None:
-    if case.engine.phase is Phase.SERVING and case.engine.intent is None:
+    if case.engine.phase is not Phase.SERVING:
+        return
+    case.work.put(case.name, suspected=True)
+    if case.engine.intent is None:
         order_probe(case.work, case.name, reason=f"a client's call failed there: {fact.error}")
 
 

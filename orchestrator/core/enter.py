@@ -126,6 +126,7 @@ def order_route(work: Work, name: EngineName, *, reason: str) -> None:
     """Say the route as it stands."""
     route = work.engines[name].route
     assert route is not None
+    work.put(name, suspected=False)
     work.command(RouteAdded, name, reason=reason, address=route.address, version=route.version)
 
 

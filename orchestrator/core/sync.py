@@ -164,7 +164,7 @@ def _pushed(work: Work, name: EngineName, incarnation: int, fact: WeightsSynced)
     recovery.mark(work, name, "sync")
     work.put(name, version=fact.version, digest=fact.digest, intent=None)
     if engine.phase is Phase.SERVING:
-        route_moved(work, name)
+        confirm_route(work, name)
     elif fact.version == work.meta.version:
         enter(work, name, Phase.VERIFYING, reason=f"sync {fact.sync} handed over {fact.version}")
     else:
@@ -181,15 +181,21 @@ def _push_failed(work: Work, failed: Failed) -> None:
         enter(work, name, Phase.STOPPING, reason=f"the sync touched it and failed: {failed.error}")
     elif engine.phase is Phase.SYNCING:
         enter(work, name, Phase.STALE, reason=f"the sync did not touch it: {failed.error}")
+    elif engine.route is not None:
+        order_route(work, name, reason=f"the sync did not touch it: {failed.error}")
 
 
-def route_moved(work: Work, name: EngineName) -> None:
-    """A serving engine holds another version now: the route that stands says so."""
+def confirm_route(work: Work, name: EngineName) -> None:
+    """An open step of a serving engine was answered: a version that moved, or a suspicion that was
+    wrong, is said with the route that stands."""
     engine = work.engines[name]
-    if engine.route is None or engine.version is None or engine.route.version == engine.version:
+    if engine.route is None or engine.version is None:
         return
-    work.put(name, route=replace(engine.route, version=engine.version))
-    order_route(work, name, reason=f"it holds {engine.version} now")
+    if engine.route.version != engine.version:
+        work.put(name, route=replace(engine.route, version=engine.version))
+        order_route(work, name, reason=f"it holds {engine.version} now")
+    elif engine.suspected:
+        order_route(work, name, reason="it was suspected and is well")
 
 
 def settle_sync(work: Work) -> None:

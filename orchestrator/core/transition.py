@@ -5,7 +5,7 @@ from relight.events.values import Phase
 from relight.orchestrator.core.absorb import absorb
 from relight.orchestrator.core.enter import enter
 from relight.orchestrator.core.guards import Case
-from relight.orchestrator.core.sync import route_moved
+from relight.orchestrator.core.sync import confirm_route
 from relight.orchestrator.core.table import NEXT
 
 
@@ -24,7 +24,7 @@ def transition(case: Case) -> None:
     if after is not before:
         enter(work, name, after, reason=_reason(case.fact))
     elif before is Phase.SERVING and waiting_for is not None and case.engine.intent is None:
-        route_moved(work, name)
+        confirm_route(work, name)
 
 
 def _reason(fact: AnyFact) -> str:
