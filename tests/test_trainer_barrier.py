@@ -14,8 +14,8 @@ from relight.agents.trainer.barrier import (
     Event,
     Moved,
     Opened,
-    after,
 )
+from relight.agents.trainer.turns import after
 from relight.events.decisions import (
     BoundaryReleased,
     ReportRequested,
@@ -269,7 +269,7 @@ RELEASES: dict[str, tuple[list[Event], str | None]] = {
     "not by a dry run": ([FULL, released(dry_run=True)], None),
     "the state says it, where the decision was missed": (
         [FULL, state(boundary=Boundary(run=RUN, boundary=1, step=5, exports=V5, released=True))],
-        "released",
+        "done",
     ),
     "the state says it of another boundary": (
         [FULL, state(boundary=Boundary(run=RUN, boundary=0, step=5, exports=V5, released=True))],

@@ -5,11 +5,14 @@ import contextvars
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
+import redis
 
 import relight
 from relight.agents.snapshot import check
@@ -17,11 +20,12 @@ from relight.agents.trainer.callback import CallbackSync
 from relight.agents.trainer.session import OrchestratorLost, Superseded
 from relight.agents.trainer.snapshot import SnapshotSync
 from relight.agents.trainer.sync import Left
+from relight.events.bus.client import open_bus
 from relight.events.bus.embedded import Embedded
 from relight.events.decisions import Decision, RouteAdded, RouteFenced, SyncWeights
-from relight.events.errors import BusUnavailable, UsageError
+from relight.events.errors import BusUnavailable, Fenced, UsageError
 from relight.events.facts import Fact, JobFinished, SafeBoundary, WeightsPublished, WeightsSynced
-from relight.events.ids import EngineName
+from relight.events.ids import BootId, EngineName, JobName, trainer_source
 from relight.events.values import Failed, Loaded, Member
 from relight.events.version import Version
 from tests.trainer_script import Script, deaf
@@ -413,6 +417,43 @@ def test_the_bus_may_go_away_while_the_trainer_waits(server: Embedded, tmp_path:
         assert trainer.wait(lambda: 1) == 1
         trainer.sync(1)
         assert (tmp_path / f"{trainer.run}.1").is_dir()
+
+
+def test_an_emptied_bus_is_told_where_the_trainer_stands(server: Embedded, tmp_path: Path) -> None:
+    sync = SnapshotSync(arrays(), tmp_path)
+    with (
+        ExitStack() as first,
+        relight.trainer(first.enter_context(Script(server.url)).url, job="j", sync=sync) as trainer,
+    ):
+        trainer.sync(0)
+        first.close()
+
+        def rollout() -> None:
+            with redis.Redis.from_url(server.url) as client:
+                client.flushall()
+            with Script(server.url) as script:
+                here = script.until(SafeBoundary, is_open)
+                assert (here.boundary, here.exports) == (2, Version(trainer.run, 0))
+                script.decide(script.order(here, members=[E0]))
+                script.until(WeightsPublished)
+
+        trainer.wait(rollout)
+
+
+def test_a_trainer_whose_run_was_taken_says_nothing_more(server: Embedded, tmp_path: Path) -> None:
+    sync = SnapshotSync(arrays(), tmp_path)
+    with relight.trainer(server.url, job="j", sync=sync, on_lost="raise") as trainer:
+
+        async def take() -> None:
+            async with open_bus(server.url) as bus:
+                source = trainer_source(trainer.run)
+                await bus.job(JobName("j")).append([], source=source, boot=BootId("other"), install=True)
+
+        anyio.run(take)
+        with pytest.raises(OrchestratorLost) as lost:
+            trainer.sync(0)
+        assert isinstance(lost.value.__cause__, Fenced)
+        assert trainer.wait(lambda: 1) == 1
 
 
 # --- the rest --------------------------------------------------------------------------------------------

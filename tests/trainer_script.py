@@ -1,6 +1,7 @@
 """An orchestrator that follows a script: for the tests of what stands on the other side of the bus."""
 
 import threading
+import uuid
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self, TypeVar
@@ -46,7 +47,7 @@ class Script:
         self.members = tuple(members)
         self.facts: list[Fact] = []
         self.here: SafeBoundary | None = None
-        self._url = url
+        self.url = url
         self._answer = answer
         self._job = JobName(job)
         self._serial = 0
@@ -127,14 +128,16 @@ class Script:
     # --- in its loop -------------------------------------------------------------------------------
 
     async def _run(self, ready: threading.Event) -> None:
-        async with open_bus(self._url) as bus:
+        async with open_bus(self.url) as bus:
             job = bus.job(self._job)
             lease = await job.take_lease("script", ttl_ms=60_000)
             assert lease is not None
             self._bus: JobBus = job
             self._lease: Lease = lease
             self._epoch = lease.epoch
-            self._number = (await job.snapshot()).commit
+            before = await job.snapshot()
+            self._number = before.commit
+            self._birth = before.birth or uuid.uuid4().hex
             await self._commit(())
             heard = await job.tail(job.keys.facts, count=1)
             self._cursor = heard[0].entry_id if heard else BEGINNING
@@ -168,7 +171,7 @@ class Script:
         commit = Commit(
             number=self._number,
             cursor=BEGINNING,
-            state={"meta": codec.to_json(Meta(birth="script", run=run))},
+            state={"meta": codec.to_json(Meta(birth=self._birth, run=run))},
             decisions=tuple(decisions),
         )
         await self._bus.commit(commit, lease=self._lease, source=Source("orchestrator/script"))

@@ -8,8 +8,8 @@ import logging
 import threading
 from collections.abc import Callable
 
-from relight.agents.trainer import barrier
-from relight.agents.trainer.barrier import Barrier, Began, CaughtUp
+from relight.agents.trainer import turns
+from relight.agents.trainer.barrier import Barrier, Began, CaughtUp, Event, stands
 from relight.agents.trainer.sync import WeightSync
 from relight.events import codec
 from relight.events.bus import follow
@@ -34,10 +34,10 @@ class Gate:
 
     # --- from the session --------------------------------------------------------------------------
 
-    def turn(self, event: barrier.Event) -> None:
+    def turn(self, event: Event) -> None:
         """Take `event` in and say what follows; raises UsageError for what must not be done now."""
         with self.changed:
-            step = barrier.after(self.barrier, event)
+            step = turns.after(self.barrier, event)
             self.barrier = step.barrier
             for fact in step.facts:
                 self._say(fact)
@@ -79,14 +79,14 @@ class Gate:
         self.barrier = Barrier(run=run, pushes=self.barrier.pushes, subset=self.barrier.subset)
 
     def stands(self) -> Fact:
-        return barrier.stands(self.barrier)
+        return stands(self.barrier)
 
     def hear(self, event: follow.Event | None) -> None:
         match event:
             case follow.Decided():
                 self.turn(event.decision)
             case follow.Synced():
-                self.turn(CaughtUp(event.snapshot, tell=event.why in ("back", "reborn")))
+                self.turn(CaughtUp(event.snapshot, tell=event.why != "start"))
             case follow.Noted():
                 self._note(event)
             case follow.Away():

@@ -108,6 +108,7 @@ class SnapshotSync:
         return snapshot.digest_of(manifest) if manifest.version == version else None
 
     def _written(self, place: Path, version: Version) -> str:
+        self.close()
         partial = place.with_name(f"{version}-{secrets.token_hex(4)}{PARTIAL}")
         try:
             tensors = self._origin.tensors()
@@ -171,22 +172,19 @@ class SnapshotSync:
 
     def _prune_aside(self) -> None:
         """Remove all but the newest versions in a thread: unlinking much data takes a while."""
-        self.close()
         self._pruning = threading.Thread(target=self._prune, name="relight-prune", daemon=True)
         self._pruning.start()
 
     def _prune(self) -> None:
-        standing = {path: _version(path.name) for path in self.directory.iterdir()}
-        versions = sorted(version for version in standing.values() if version is not None)
-        for version in versions[: -self._keep]:
-            self._standing.pop(version, None)
-            path = self.directory / str(version)
-            doomed = path.with_name(f"{version}-old{PARTIAL}")
-            try:
-                path.replace(doomed)
+        try:
+            found = [_version(path.name) for path in self.directory.iterdir()]
+            for version in sorted(version for version in found if version is not None)[: -self._keep]:
+                self._standing.pop(version, None)
+                doomed = self.directory / f"{version}-old{PARTIAL}"
+                (self.directory / str(version)).replace(doomed)
                 shutil.rmtree(doomed)
-            except OSError as error:
-                log.warning("old snapshot stays", extra={"place": path, "error": str(error)})
+        except OSError as error:
+            log.warning("old snapshots stay", extra={"directory": self.directory, "error": str(error)})
 
 
 def adopt(directory: Path, version: Version) -> str:

@@ -93,12 +93,13 @@ class Follower:
         if self._known is None:
             return await self._synced("start")
         if self._away:
-            reborn = await self._is_reborn()
-            return await self._synced("reborn" if reborn else "back")
+            return await self._synced("back")
         if not self._ready:
             self._ready = await self._job.read_decisions(self._last, reader=self._reader, block_ms=BLOCK_MS)
         if not self._ready:
             return await self._synced("reborn") if await self._is_reborn() else Quiet()
+        if self._known.birth is None:
+            self._known = await self._job.snapshot()  # the first commit gave the state its birth
         entry = self._ready[0]
         if entry.after != self._last:
             return await self._synced("gap")
@@ -110,19 +111,22 @@ class Follower:
             return Noted(entry)
 
     async def _is_reborn(self) -> bool:
-        assert self._known is not None
         snapshot = await self._job.snapshot()
+        return self._differs(snapshot, await self._job.bus.stamp())
+
+    def _differs(self, snapshot: Snapshot, stamp: str) -> bool:
+        """Whether what is followed is another state, or stands on another server, than before."""
+        assert self._known is not None
         if self._known.birth is None:
-            self._known = snapshot
             return snapshot.birth is not None and self._last == BEGINNING
-        if snapshot.birth != self._known.birth:
-            return True
-        return await self._job.bus.stamp() != self._stamp
+        return snapshot.birth != self._known.birth or stamp != self._stamp
 
     async def _synced(self, why: str) -> Synced:
         await self._job.bus.tell_time()
         stamp = await self._job.bus.stamp()
         snapshot = await self._job.snapshot()
+        if self._known is not None and self._differs(snapshot, stamp):
+            why = "reborn"
         self._known, self._stamp, self._last = snapshot, stamp, snapshot.tail
         self._ready = []
         self._away = False

@@ -1,7 +1,8 @@
 """Both streams of a job as one, in the order of the bus.
 
 Facts and decisions get their ids from one server's clock, so their ids order them. One XREAD sees both
-streams at one moment; a stream that it could not read to its end holds the other one back.
+streams at one moment; a stream that it could not read to its end holds the other one back, and itself
+in its last millisecond.
 """
 
 from collections import deque
@@ -89,19 +90,25 @@ class Journal:
 
     async def next(self) -> list[Entry]:
         """What came, in order; empty after one BLOCK without any. Raises BusUnavailable."""
-        with translated(self._job.bus.url):
-            read = await streams.read_several(
-                self._reader, self._after, block_ms=streams.BLOCK_MS, count=BATCH
-            )
-        full = [entries[-1].entry_id for entries in read.values() if len(entries) == BATCH]
-        until = min(map(position, full), default=None)
-        batch: list[list[Entry]] = [[], []]
-        for place, stream in enumerate(self._after):
-            due = [e for e in read.get(stream, []) if until is None or position(e.entry_id) <= until]
-            if due:
-                self._after[stream] = due[-1].entry_id
-            batch[place] = due
-        return merged(*batch)
+        count = BATCH
+        while True:
+            with translated(self._job.bus.url):
+                read = await streams.read_several(
+                    self._reader, self._after, block_ms=streams.BLOCK_MS, count=count
+                )
+            full = [entries[-1].entry_id for entries in read.values() if len(entries) == count]
+            until = min((position(entry_id)[0] for entry_id in full), default=None)
+            due = [
+                [e for e in read.get(stream, ()) if until is None or position(e.entry_id)[0] < until]
+                for stream in self._after
+            ]
+            if any(due) or until is None:
+                break
+            count *= 2  # more than one reading holds came within one millisecond
+        for stream, entries in zip(self._after, due, strict=True):
+            if entries:
+                self._after[stream] = entries[-1].entry_id
+        return merged(*due)
 
     def restart(self) -> None:
         """Begin again with the first entry: the server is another one or was emptied."""

@@ -31,7 +31,7 @@ def boundary_told(work: Work, fact: SafeBoundary) -> None:
     if fact.state == "closed":
         _closed(work, fact)
     elif open_now is not None and open_now.boundary == fact.boundary:
-        _told_again(work, open_now)
+        _told_again(work, open_now, fact)
     else:
         if open_now is not None:
             void(work, cut_off=False, reason=f"boundary {open_now.boundary} was left for another one")
@@ -71,9 +71,10 @@ def _new_run(work: Work, fact: SafeBoundary) -> None:
             enter(work, name, Phase.STALE, reason=f"run {fact.run} began at {fact.version}")
 
 
-def _told_again(work: Work, boundary: Boundary) -> None:
+def _told_again(work: Work, boundary: Boundary, fact: SafeBoundary) -> None:
     """The trainer was asked, or came back: what it may have missed is said again."""
-    work.learn(trainer_silent=False)
+    boundary = replace(boundary, exports=fact.exports, phase=fact.phase)
+    work.learn(boundary=boundary, trainer_silent=False)
     if boundary.released:
         _release(work, "done", reason="said again on the trainer's report")
     sync = work.meta.sync
