@@ -30,6 +30,9 @@ from relight.orchestrator.core.guards import Case
 KEPT_REFERENCES = 4
 """Versions whose canary is kept: those that a late or returning engine may still hold."""
 
+RELOAD_LEAST_S = 1.0
+"""Weights that were refused untouched are not offered to the same engine sooner, whatever the back-off."""
+
 
 def absorb(case: Case) -> None:
     """Change the engine's (and the job's) records by what the fact says."""
@@ -80,10 +83,13 @@ def _start_failed(case: Case, fact: StartFailed) -> None:
 def _failed(case: Case, fact: WeightsFailed) -> None:
     if case.engine.phase not in (Phase.SYNCING, Phase.SERVING, Phase.VERIFYING):
         return
-    retry_at = case.work.now + int(case.work.settings.backoff_s * 1000)
+    retry_at = case.work.now + int(max(case.work.settings.backoff_s, RELOAD_LEAST_S) * 1000)
     case.work.put(case.name, intent=None, not_before=retry_at)
     if fact.touched:
         recovery.begin(case.work, case.name, why=f"its weights failed: {fact.error}")
+        return
+    detail = f"{case.name} cannot take {fact.version}: {fact.error}"
+    case.work.alarm("weights", detail, reason="the weights were refused before the engine was touched")
 
 
 def _drain(case: Case, fact: DrainRequested) -> None:
