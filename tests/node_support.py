@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import aiohttp
 import anyio
 
 from relight.agents import snapshot
-from relight.agents.node import agent, proc
+from relight.agents.node import agent, launch, marks, proc
 from relight.agents.node.config import Engine, NodeFile, checked
 from relight.agents.node.record import Record
 from relight.events import codec
@@ -208,15 +209,35 @@ def write_snapshot(folder: Path, version: Version, *, seed: int) -> tuple[str, s
     return str(folder), snapshot.digest_of(manifest)
 
 
+async def post(started: EngineStarted, path: str, body: Any = None) -> Any:
+    """What an engine answers to a call of somebody who is not the agent."""
+    async with aiohttp.ClientSession() as http, http.post(started.address + path, json=body) as response:
+        assert response.status == 200, await response.text()
+        return await response.json()
+
+
+@asynccontextmanager
+async def generating(started: EngineStarted, *, tokens: int) -> AsyncIterator[None]:
+    """A client's call that runs meanwhile and is broken off at the end."""
+    sampling = {"max_tokens": tokens, "ignore_eos": True}
+    body = {"token_ids": [1, 2, 3], "sampling_params": sampling, "stream": False}
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(post, started, "/inference/v1/generate", body)
+        yield
+        tasks.cancel_scope.cancel()
+
+
 async def knobs(started: EngineStarted, **changes: Any) -> None:
     """Set faults of a running stub."""
-    url = started.address + "/stub/knobs"
-    async with aiohttp.ClientSession() as http, http.post(url, json=changes) as response:
-        assert response.status == 200, await response.text()
+    await post(started, "/stub/knobs", changes)
 
 
 def record(file: NodeFile, name: EngineName = E0) -> Record:
     return codec.from_json((file.state_path / "engines" / name / "record.json").read_bytes(), Record)
+
+
+def alive(process: Process) -> bool:
+    return proc.liveness(process) is proc.Liveness.ALIVE
 
 
 def role(file: NodeFile, wanted: str, name: EngineName = E0) -> Process:
@@ -238,8 +259,6 @@ def kill(process: Process) -> None:
 @contextmanager
 def swept(file: NodeFile) -> Iterator[None]:
     """Whatever a test leaves of its engines is killed, by tag."""
-    from relight.agents.node import marks
-
     try:
         yield
     finally:
@@ -252,3 +271,9 @@ def swept(file: NodeFile) -> Iterator[None]:
             for process in left:
                 kill(process)
             time.sleep(0.01)
+        for segment in Path("/dev/shm").glob(f"psm_relight.{slot}.*"):
+            segment.unlink()
+        for each in file.engines:
+            for incarnation in range(1, 10):
+                tag = marks.tag_of(slot, each.name, incarnation)
+                shutil.rmtree(launch.folder_of(tag), ignore_errors=True)

@@ -54,8 +54,6 @@ IMPOSSIBLE = {
     # An engine that is not up yet holds no weights that could load, fail or be healthy.
     *((Phase.STARTING, fact) for fact in (Healthy, PauseExpired, WeightsFailed, WeightsLoaded)),
     # The incarnation was never asked to stop or start in these phases.
-    *((phase, EngineStopped) for phase in (Phase.STARTING, Phase.STALE, Phase.SYNCING)),
-    *((phase, EngineStopped) for phase in (Phase.VERIFYING, Phase.SERVING)),
     *((phase, StopFailed) for phase in (Phase.STARTING, Phase.STALE, Phase.SYNCING)),
     *((phase, StopFailed) for phase in (Phase.VERIFYING, Phase.SERVING)),
     *((phase, StartFailed) for phase in (Phase.STALE, Phase.SYNCING, Phase.VERIFYING)),

@@ -1,7 +1,6 @@
 """The agent may be killed at any moment: engines live on, and its successor loses nothing."""
 
 import shutil
-import signal
 from pathlib import Path
 
 import anyio
@@ -258,4 +257,3 @@ async def test_a_terminated_agent_leaves_its_engines_and_one_told_to_stops_them(
             assert stopped.proof.port_free
             up = await player.wait(NodeUp)
             assert up.engines[0].state == "absent"
-            assert signal.SIGKILL

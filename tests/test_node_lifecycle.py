@@ -1,7 +1,6 @@
 """One engine under a real agent: start, proof, death, stop, each with real processes."""
 
 import os
-import signal
 import socket
 from pathlib import Path
 
@@ -139,7 +138,8 @@ async def test_a_start_past_its_deadline_is_killed(
     async with directing(file, server.url) as player:
         failed = await player.ask(StartFailed, player.start(seconds=1.0))
         assert failed.cause == "deadline"
-        assert len(failed.proof.processes) == 3
+        assert failed.proof.processes
+        assert all(proc.liveness(each) is Liveness.DEAD for each in failed.proof.processes)
 
 
 async def test_a_stop_interrupts_a_start_and_kills_at_once(
@@ -294,5 +294,4 @@ async def test_a_lower_epoch_is_answered_with_node_up(
         while up.engines[0].state != "paused":
             up = await player.wait(NodeUp)
         assert up.max_epoch == player.lease.epoch
-        assert signal.SIGTERM  # the engine of E0 lives on
         assert all(proc.liveness(member.process) is Liveness.ALIVE for member in record(file, E0).members)

@@ -129,6 +129,14 @@ class Client:
         path = f"/reset_prefix_cache?reset_running_requests={str(running).lower()}"
         return (await self._ask("POST", path, _Success, within_s=within_s)).success
 
+    async def forget(self, *, running: bool, within_s: float) -> None:
+        """Forget cached prefixes. Blocks that running requests hold cannot be: then theirs are recomputed."""
+        if await self.reset_prefix_cache(running=running, within_s=within_s):
+            return
+        if not running and await self.reset_prefix_cache(running=True, within_s=within_s):
+            return
+        raise EngineRefused("the prefix cache could not be reset: requests still hold blocks of old weights")
+
     async def checksums(self, *, within_s: float) -> dict[str, str]:
         """The engine's own sha256 of each tensor, without those of nothing."""
         body = {"action": "checksum"}

@@ -15,9 +15,9 @@ import anyio
 from relight.agents.adapters import vllm
 from relight.agents.node import launch, lifecycle, pidfd
 from relight.agents.node.config import NodeFile
+from relight.agents.node.errors import leaf
 from relight.agents.node.owned import Shared
-from relight.agents.node.ports import QUARANTINE_S
-from relight.agents.node.record import Known, Store
+from relight.agents.node.record import Store
 from relight.agents.node.slot import Slot
 from relight.agents.outbox import FileOutbox, Publisher
 from relight.events.bus.client import Bus, open_bus
@@ -34,7 +34,7 @@ from relight.events.decisions import (
     SyncWeights,
     VerifyEngine,
 )
-from relight.events.errors import BusUnavailable
+from relight.events.errors import BusUnavailable, Fenced, RelightError
 from relight.events.facts import NodeUp
 from relight.events.ids import DecisionId, agent_source
 from relight.events.schema import Snapshot
@@ -88,7 +88,6 @@ class Agent:
             clock=bus.clock,
             say=self._publisher.say,
             ports=self._ports,
-            rest=self._rest,
         )
         self._slots = {engine.name: Slot(engine, shared) for engine in file.engines}
 
@@ -96,12 +95,15 @@ class Agent:
         """Work until cancelled."""
         for slot in self._slots.values():
             slot.adopt()
-        async with anyio.create_task_group() as tasks:
-            for slot in self._slots.values():
-                tasks.start_soon(slot.run)
-            tasks.start_soon(self._publish)
-            tasks.start_soon(self._pulse)
-            await self._follow()
+        try:
+            async with anyio.create_task_group() as tasks:
+                for slot in self._slots.values():
+                    tasks.start_soon(slot.run)
+                tasks.start_soon(self._publish)
+                tasks.start_soon(self._pulse)
+                await self._follow()
+        except* RelightError as group:
+            raise leaf(group) from None
 
     async def end(self, *, stop_engines: bool) -> None:
         """Let go of the engines, or stop them, and say the last facts."""
@@ -115,6 +117,8 @@ class Agent:
                     if stop_engines:
                         await self._still()
                     tasks.cancel_scope.cancel()
+        except* Fenced:
+            log.warning("another agent speaks as this node; the last facts stay unsaid")
         finally:
             for slot in self._slots.values():
                 slot.close()
@@ -169,11 +173,11 @@ class Agent:
                     await slot.recall(snapshot.engines[name])
             await self._enrol()
             self._publisher.say(self._node_up())
-        self._raise_epoch(snapshot.epoch)
+        self._store.raise_epoch(snapshot.epoch)
         for name in self._slots:
             state = snapshot.engines.get(name)
-            if state is not None and state.intent is not None:
-                self._decided(state.intent)
+            if state is not None and state.intent is not None and state.intent.epoch >= snapshot.epoch:
+                self._decided(state.intent)  # one of an older epoch is asked for again, not obeyed
 
     async def _enrol(self) -> None:
         try:
@@ -188,7 +192,7 @@ class Agent:
             log.warning("an older epoch is not obeyed id=%s type=%s", decision.id, type(decision).__name__)
             self._publisher.say(self._node_up())
             return
-        self._raise_epoch(decision.epoch)
+        self._store.raise_epoch(decision.epoch)
         self._end_lease(decision)
         match decision:
             case StartEngine() | StopEngine():
@@ -200,7 +204,7 @@ class Agent:
             case ReportRequested(node=node) if node == self._node:
                 self._publisher.say(self._node_up(decision.id))
             case SyncWeights():
-                self._raise_run(decision.run)
+                self._store.raise_run(decision.run)
                 for member in decision.members:
                     if member.engine in self._slots:
                         self._slots[member.engine].lease(decision)
@@ -208,7 +212,7 @@ class Agent:
                 pass
 
     def _end_lease(self, decision: AnyDecision) -> None:
-        """A sync is over for an engine that is routed, and pushes nothing to one that is to pull or to prove."""
+        """A sync is over for an engine that is routed, and pushes nothing into one that is to pull."""
         if isinstance(decision, LoadWeights | VerifyEngine | RouteAdded) and decision.engine in self._slots:
             self._slots[decision.engine].end_lease()
 
@@ -223,25 +227,7 @@ class Agent:
             answers=answers,
         )
 
-    # --- what is remembered ------------------------------------------------------------------------
-
-    def _raise_epoch(self, epoch: int) -> None:
-        known = self._store.known
-        if epoch > known.max_epoch:
-            self._store.keep(Known(max_epoch=epoch, run=known.run, ports=known.ports))
-
-    def _raise_run(self, run: int) -> None:
-        known = self._store.known
-        if run > known.run:
-            self._store.keep(Known(max_epoch=known.max_epoch, run=run, ports=known.ports))
-
     def _ports(self) -> set[int]:
         """Ports in use by our engines, and those that rest."""
         used = {slot.owned.record.port for slot in self._slots.values() if slot.owned.record.port is not None}
-        return used | {port for port, until in self._store.known.ports.items() if until > time.time()}
-
-    def _rest(self, port: int) -> None:
-        known, now = self._store.known, time.time()
-        resting = {each: until for each, until in known.ports.items() if until > now}
-        resting[port] = now + QUARANTINE_S
-        self._store.keep(Known(max_epoch=known.max_epoch, run=known.run, ports=resting))
+        return used | self._store.resting()

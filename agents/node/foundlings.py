@@ -8,12 +8,13 @@ import os
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from relight.agents.node import launch, marks, proc, shm, stop
+from relight.agents.node import launch, marks, proc, shm, sockets, stop
+from relight.agents.node.errors import NotProven
 from relight.agents.node.marks import Marks
 from relight.agents.node.owned import Owned
 from relight.agents.node.proc import Liveness
 from relight.agents.node.record import Member
-from relight.agents.node.stop import NotProven, Remains
+from relight.agents.node.stop import Remains
 from relight.agents.node.tree import Exit, Tree
 from relight.events.schema import EngineState
 from relight.events.values import Process, Proof
@@ -45,7 +46,7 @@ async def prove_gone(owned: Owned, incarnation: int, named: Iterable[Process], *
         living = tree.living
         remains = Remains(
             tree,
-            tuple(sorted(proc.listening_ports(process.pid for process in living))),
+            tuple(sorted(sockets.listening_ports(process.pid for process in living))),
             tree.marks.tmpdir,
             frozenset(shm.mapped_by(living, since_ns=0)),
         )
@@ -82,8 +83,8 @@ def recall(owned: Owned, state: EngineState) -> bool:
         return False
     port = urlsplit(state.address).port
     marked = marks_of(owned, incarnation, state.processes)
-    held = proc.listeners(port) if port else []
-    if not any(proc.holds_socket(p.pid, {each.inode for each in held}) for p in state.processes):
+    held = sockets.listeners(port) if port else []
+    if not any(sockets.holds_socket(p.pid, {each.inode for each in held}) for p in state.processes):
         return False
     owned.note(
         incarnation=incarnation,

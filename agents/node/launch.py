@@ -12,27 +12,17 @@ import tempfile
 import time
 from pathlib import Path
 
-from relight.agents.node import environ, ports, proc
+from relight.agents.node import environ, ports, proc, sockets
 from relight.agents.node.config import base_model
+from relight.agents.node.errors import StartFailure
 from relight.agents.node.logs import Pump
 from relight.agents.node.owned import Owned
 from relight.events.decisions import StartEngine
-from relight.events.errors import RelightError
 from relight.events.values import Process
 
 EVERY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 -- read from the kernel, never listened on
 SOCKET_PATH = 60
 """Longest TMPDIR: vLLM puts sockets of 36 characters there, and their paths end at 108 bytes."""
-
-
-class StartFailure(RelightError):
-    """The start came to nothing; what it left is still to be stopped."""
-
-    def __init__(self, cause: str, detail: str, *, retryable: bool = True) -> None:
-        super().__init__(f"{cause}: {detail}")
-        self.cause = cause
-        self.detail = detail
-        self.retryable = retryable
 
 
 def raise_file_limit() -> None:
@@ -93,9 +83,9 @@ def folder_of(tag: str) -> Path:
 
 def holder(port: int) -> str:
     """Who listens on `port`, for people."""
-    inodes = {listener.inode for listener in proc.listeners(port)}
+    inodes = {listener.inode for listener in sockets.listeners(port)}
     for pid in proc.all_stats() if inodes else ():
-        if proc.holds_socket(pid, inodes):
+        if sockets.holds_socket(pid, inodes):
             return f"pid {pid} ({proc.command_line(pid)[:120]})"
     return "another user's process" if inodes else "nobody that listens"
 

@@ -10,9 +10,8 @@ import anyio
 import msgspec
 
 from relight.agents.node import foundlings, stall, start, stop
-from relight.agents.node.launch import StartFailure
+from relight.agents.node.errors import NotProven, StartFailure
 from relight.agents.node.owned import Owned
-from relight.agents.node.stop import NotProven
 from relight.events.decisions import StartEngine, StopEngine
 from relight.events.facts import EngineDead, EngineStopped, StartFailed, StopFailed
 from relight.events.values import Cause, Proof
@@ -107,10 +106,10 @@ async def end(owned: Owned, order: StopEngine) -> None:
 async def end_present(owned: Owned) -> None:
     """Stop the recorded incarnation; the order is in the record, where there is one."""
     well, order = owned.up, owned.record.stop
-    owned.save(phase="stopping")
+    owned.note(phase="stopping")
     within_s = owned.seconds_until(order.deadline, at_least=5.0) if order else PROOF_S
     if order is not None and order.drain_s > 0 and well and not owned.record.paused:
-        with anyio.move_on_after(order.drain_s):
+        with anyio.move_on_after(order.drain_s) as owned.drain:
             await stall.drained(owned)
     grace_s = min(owned.config.grace_s, within_s / 2) if well else 0.0
     try:

@@ -23,6 +23,12 @@ VITAL: tuple[Role, ...] = ("leader", "core", "worker")
 """The end of one of these is the engine's death."""
 
 
+SETTLED_S = 60.0
+"""A process this old has long run the program that it was forked for."""
+_strangers: set[Process] = set()
+"""Settled processes that wear no mark of any agent: they cannot come to wear one, so each is read once."""
+
+
 class Marks(NamedTuple):
     """By what the processes of one incarnation are known."""
 
@@ -52,10 +58,7 @@ def family(slot: str, engine: EngineName) -> dict[int, list[Process]]:
     """Live processes that bear a tag of any incarnation of the engine, by incarnation."""
     pattern = re.compile(re.escape(f"relight.{slot}.{engine}.") + r"(\d+)(?:::|$)")
     found: dict[int, list[Process]] = {}
-    ours = proc.ancestors(os.getpid())
-    for stat in proc.all_stats().values():
-        if stat.dead or stat.pid in ours:
-            continue
+    for stat in _candidates(proc.all_stats()):
         texts = [proc.command_line(stat.pid), *(word.decode(errors="replace") for word in _tags(stat.pid))]
         for text in texts:
             if match := pattern.search(text):
@@ -72,12 +75,11 @@ def _tags(pid: int) -> Iterable[bytes]:
 def search(marks: Marks, known: Iterable[Process]) -> list[Found]:
     """Every process of the incarnation that is in the process table now, the dead ones marked so."""
     stats = proc.all_stats()
-    ours = proc.ancestors(os.getpid())
     mine = {process.pid for process in known if _is(stats, process)}
     since = marks.leader.start if marks.leader else 0
     titles: dict[int, str] = {}
-    for stat in stats.values():
-        if stat.pid in mine or stat.pid in ours or stat.start < since or stat.dead:
+    for stat in _candidates(stats):
+        if stat.pid in mine or stat.start < since:
             continue
         titles[stat.pid] = proc.command_line(stat.pid)
         if _entitled(titles[stat.pid], marks) or _wears(stat.pid, marks):
@@ -85,8 +87,30 @@ def search(marks: Marks, known: Iterable[Process]) -> list[Found]:
     _add_session(mine, stats, marks)
     _add_descendants(mine, stats)
     return [
-        Found(stats[pid].process, _role(pid, marks, titles), stats[pid].dead) for pid in sorted(mine - ours)
+        Found(stats[pid].process, _role(pid, marks, titles), stats[pid].dead)
+        for pid in sorted(mine - proc.ancestors(os.getpid()))
     ]
+
+
+def _candidates(stats: dict[int, Stat]) -> Iterable[Stat]:
+    """Live processes that may wear a mark: neither we, nor ours above, nor known strangers."""
+    _strangers.intersection_update([stat.process for stat in stats.values()])
+    ours = proc.ancestors(os.getpid())
+    settled = proc.ticks_now() - SETTLED_S * proc.TICKS_A_SECOND
+    for stat in stats.values():
+        if stat.dead or stat.pid in ours or stat.process in _strangers:
+            continue
+        if stat.start < settled and not _wears_any(stat.pid):
+            _strangers.add(stat.process)
+            continue
+        yield stat
+
+
+def _wears_any(pid: int) -> bool:
+    """Whether the process shows a mark of any agent's engine."""
+    return "relight." in proc.command_line(pid) or any(
+        word.startswith(f"{TAG}=".encode()) or b"/relight-" in word for word in proc.environment(pid)
+    )
 
 
 def bears(process: Process, marks: Marks) -> bool:

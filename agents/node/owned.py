@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
+import anyio
 import msgspec
 
 from relight.agents.adapters.vllm import Client
-from relight.agents.node import marks
+from relight.agents.node import marks, proc, shm
 from relight.agents.node.config import Engine
 from relight.agents.node.logs import Pump
 from relight.agents.node.marks import Marks
@@ -26,6 +27,8 @@ from relight.events.values import EngineReport, Process
 log = logging.getLogger(__name__)
 
 
+DEATH_S = 1.0
+"""Longest wait for a death to be told that is seen to come."""
 UNKNOWN_S = 30.0
 """For what an earlier life of the agent began, when no bus tells how much time is left."""
 
@@ -43,8 +46,6 @@ class Shared(NamedTuple):
     say: Callable[[Fact], None]
     ports: "Callable[[], set[int]]"
     """Ports that no new incarnation may take."""
-    rest: Callable[[int], None]
-    """Put a port into quarantine."""
 
 
 class Owned:
@@ -58,6 +59,10 @@ class Owned:
         """Processes that bear our tag and of which no record tells, by incarnation."""
         self.tree: Tree | None = None
         self.pump: Pump | None = None
+        self.drain = anyio.CancelScope()
+        """Cancelled to end the wait for running requests."""
+        self.oom_kills: int | None = None
+        """Kills for lack of memory on this machine, at the last look around."""
         self._on_exit = on_exit
 
     @property
@@ -68,6 +73,11 @@ class Owned:
     def up(self) -> bool:
         """It was started and nobody has told its end or asked for it."""
         return self.record.phase == "up" and not self.record.dead
+
+    @property
+    def ending(self) -> bool:
+        """Whether a vital process of it has ended or is about to: its refusals then mean nothing else."""
+        return self.tree is not None and any(map(proc.is_exiting, self.tree.vital))
 
     @property
     def client(self) -> Client:
@@ -107,6 +117,19 @@ class Owned:
         self.tree.find()
         return self.tree
 
+    def look_around(self) -> None:
+        """Hold processes and note shared memory that came since the last look."""
+        self.oom_kills = proc.oom_kills()
+        if self.tree is None:
+            return
+        self.tree.find()
+        segments = shm.mapped_by(self.tree.living, since_ns=self.record.began_ns)
+        known = tuple(sorted(segments.union(self.record.segments)))
+        if known != self.record.segments or self.members() != self.record.members:
+            self.note(segments=known, members=self.members())
+            if self.up:
+                self.save()
+
     def let_go(self) -> None:
         """Stop watching; everything lives on."""
         if self.tree is not None:
@@ -129,6 +152,15 @@ class Owned:
         if not self.shared.clock.known:
             return max(UNKNOWN_S, at_least)
         return max(self.shared.clock.seconds_until(deadline_ms), at_least)
+
+    def call_s(self, deadline_ms: int) -> float:
+        """The limit of one call inside an operation: a little more than the operation's own."""
+        return self.seconds_until(deadline_ms, at_least=0.0) + 1.0
+
+    async def death_goes_first(self) -> None:
+        """An engine that died fails its calls too, sometimes sooner: its death then ends the operation."""
+        if self.ending:
+            await anyio.sleep(DEATH_S)
 
     def report(self) -> EngineReport:
         """What is seen of it now."""

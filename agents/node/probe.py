@@ -7,7 +7,8 @@ import anyio
 from relight.agents.adapters.vllm import Counters, EngineRefused, EngineUnreachable
 from relight.agents.node import canary
 from relight.agents.node.owned import Owned
-from relight.agents.node.weights import healthy
+from relight.agents.node.verify import healthy
+from relight.events.bus.clock import monotonic_ms
 from relight.events.decisions import ProbeEngine
 from relight.events.values import Canary, Evidence
 from relight.events.version import BASE, Version
@@ -20,11 +21,13 @@ class Stalled(NamedTuple):
     """It neither answers nor makes progress."""
 
     detail: str
+    silent_ms: float
+    """How long it was asked."""
 
 
 async def probe(owned: Owned, order: ProbeEngine) -> Stalled | None:
     """Do what `order` says: publishes Healthy, or returns why the engine is dead."""
-    before = await _counters(owned)
+    began, before = monotonic_ms(), await _counters(owned)
     evidence: Evidence = {"canary": True}
     seen: Canary | None = None
     try:
@@ -33,10 +36,11 @@ async def probe(owned: Owned, order: ProbeEngine) -> Stalled | None:
     except (TimeoutError, EngineUnreachable) as error:
         after = await _counters(owned)
         if before is None or after is None or not after.tokens > before.tokens:
-            return Stalled(f"probe: {error or 'no answer before its deadline'}, and no token was made")
+            text = f"probe: {error or 'no answer before its deadline'}, and no token was made"
+            return Stalled(text, monotonic_ms() - began)
         evidence = {"canary": False, "tokens": after.tokens - before.tokens, "running": after.running}
     except EngineRefused as error:
-        return Stalled(f"probe: {error}")
+        return Stalled(f"probe: {error}", monotonic_ms() - began)
     version = owned.record.version or await _label(owned) or BASE
     owned.shared.say(healthy(owned, version, seen=seen, evidence=evidence, answers=order.id))
     return None

@@ -6,13 +6,15 @@ Invariant: a process is named by pid and start time together. Three answers to "
 
 import errno
 import os
-from collections.abc import Iterable
+import time
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
 from relight.events.values import Process
 
+TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+"""Of `Stat.start`."""
 _PROC = "/proc"
 _PF_EXITING = 0x4
 _GONE = (errno.ENOENT, errno.ESRCH)
@@ -54,7 +56,7 @@ class Stat(NamedTuple):
         return bool(self.flags & _PF_EXITING)
 
 
-def _read(path: str) -> bytes | None:
+def read(path: str) -> bytes | None:
     """The file's bytes, or None where its process is gone. Raises OSError where nothing can be told."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -77,7 +79,7 @@ def _read(path: str) -> bytes | None:
 
 def read_stat(pid: int) -> Stat | None:
     """The process that has `pid` now, or None. Raises OSError where the kernel does not tell."""
-    line = _read(f"{_PROC}/{pid}/stat")
+    line = read(f"{_PROC}/{pid}/stat")
     if not line:
         return None
     fields = line[line.rindex(b")") + 2 :].split()
@@ -129,6 +131,11 @@ def all_stats() -> dict[int, Stat]:
     return found
 
 
+def ticks_now() -> float:
+    """Clock ticks since the host's boot, as `Stat.start` counts them."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS_A_SECOND
+
+
 def ancestors(pid: int) -> set[int]:
     """`pid` and everything above it."""
     found: set[int] = set()
@@ -142,7 +149,7 @@ def ancestors(pid: int) -> set[int]:
 def command_line(pid: int) -> str:
     """Arguments, or the title that replaced them, joined by spaces; empty where it cannot be read."""
     try:
-        return (_read(f"{_PROC}/{pid}/cmdline") or b"").replace(b"\0", b" ").decode(errors="replace").strip()
+        return (read(f"{_PROC}/{pid}/cmdline") or b"").replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
         return ""
 
@@ -150,7 +157,7 @@ def command_line(pid: int) -> str:
 def environment(pid: int) -> frozenset[bytes]:
     """The `NAME=value` strings that the process was started with, as far as they can still be read."""
     try:
-        return frozenset((_read(f"{_PROC}/{pid}/environ") or b"").split(b"\0"))
+        return frozenset((read(f"{_PROC}/{pid}/environ") or b"").split(b"\0"))
     except OSError:
         return frozenset()
 
@@ -160,71 +167,10 @@ def host_boot() -> str:
     return Path(_PROC, "sys/kernel/random/boot_id").read_text().strip()
 
 
-class Listener(NamedTuple):
-    """A listening TCP socket."""
-
-    host: str
-    """`0.0.0.0` and `::` are every address."""
-    inode: int
-
-
-def listeners(port: int) -> list[Listener]:
-    """The TCP sockets that listen on `port` in this network namespace."""
-    wanted = f":{port:04X}".encode()
-    found: list[Listener] = []
-    for table in ("net/tcp", "net/tcp6"):
-        for line in (_read(f"{_PROC}/self/{table}") or b"").splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == b"0A" and fields[1].endswith(wanted):
-                found.append(Listener(_host(fields[1].split(b":")[0].decode()), int(fields[9])))
-    return found
-
-
-def listening_ports(pids: Iterable[int]) -> set[int]:
-    """The TCP ports on which these processes listen."""
-    ports = {
-        int(fields[9]): int(fields[1].rpartition(b":")[2], 16)
-        for table in ("net/tcp", "net/tcp6")
-        for fields in map(bytes.split, (_read(f"{_PROC}/self/{table}") or b"").splitlines()[1:])
-        if fields[3] == b"0A"
-    }
-    return {ports[inode] for pid in pids for inode in sockets(pid) if inode in ports}
-
-
-def _host(text: str) -> str:
-    import socket
-
-    words = [bytes.fromhex(text[i : i + 8])[::-1] for i in range(0, len(text), 8)]
-    return socket.inet_ntop(socket.AF_INET if len(words) == 1 else socket.AF_INET6, b"".join(words))
-
-
-def holds_socket(pid: int, inodes: set[int]) -> bool:
-    """Whether one of the process's descriptors is one of these sockets."""
-    return not inodes.isdisjoint(sockets(pid))
-
-
-def sockets(pid: int) -> set[int]:
-    """The inodes of the sockets that a process has open; empty where that cannot be seen."""
-    folder = f"{_PROC}/{pid}/fd"
-    try:
-        names = os.listdir(folder)  # noqa: PTH208
-    except OSError:
-        return set()
-    found: set[int] = set()
-    for name in names:
-        try:
-            link = os.readlink(f"{folder}/{name}")  # noqa: PTH115
-        except OSError:
-            continue
-        if link.startswith("socket:["):
-            found.add(int(link[8:-1]))
-    return found
-
-
 def memory_maps(pid: int) -> bytes:
     """`/proc/PID/maps`, empty where it cannot be read."""
     try:
-        return _read(f"{_PROC}/{pid}/maps") or b""
+        return read(f"{_PROC}/{pid}/maps") or b""
     except OSError:
         return b""
 
@@ -232,7 +178,7 @@ def memory_maps(pid: int) -> bytes:
 def oom_kills() -> int | None:
     """Kills for lack of memory that the kernel has counted; None where it does not tell."""
     try:
-        for line in (_read(f"{_PROC}/vmstat") or b"").splitlines():
+        for line in (read(f"{_PROC}/vmstat") or b"").splitlines():
             if line.startswith(b"oom_kill "):
                 return int(line.split()[1])
     except OSError:

@@ -7,6 +7,7 @@ finds the state directory can take up any step again. One process at a time hold
 import fcntl
 import os
 import secrets
+import time
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
@@ -14,6 +15,7 @@ import msgspec
 
 from relight.agents.node import proc
 from relight.agents.node.marks import Role
+from relight.agents.node.ports import QUARANTINE_S
 from relight.agents.node.shm import Segment
 from relight.events import codec
 from relight.events.decisions import LoadWeights, StartEngine, StopEngine
@@ -114,6 +116,26 @@ class Store:
         if known != self.known:
             write(self.directory / "agent.json", codec.to_json(known).encode())
             self.known = known
+
+    def raise_epoch(self, epoch: int) -> None:
+        """Remember the highest epoch, before a decision of it is obeyed."""
+        if epoch > self.known.max_epoch:
+            self.keep(msgspec.structs.replace(self.known, max_epoch=epoch))
+
+    def raise_run(self, run: int) -> None:
+        """Remember the highest run."""
+        if run > self.known.run:
+            self.keep(msgspec.structs.replace(self.known, run=run))
+
+    def rest(self, port: int) -> None:
+        """Put a port into quarantine."""
+        now = time.time()
+        resting = {each: until for each, until in self.known.ports.items() if until > now}
+        self.keep(msgspec.structs.replace(self.known, ports={**resting, port: now + QUARANTINE_S}))
+
+    def resting(self) -> set[int]:
+        """The ports in quarantine."""
+        return {port for port, until in self.known.ports.items() if until > time.time()}
 
     def folder(self, engine: EngineName) -> Path:
         return self.directory / "engines" / engine

@@ -5,15 +5,15 @@ level-triggered: one that is done already is answered with its fact again, one f
 the present or the next changes nothing. An incarnation's death is told once.
 """
 
-import asyncio
 import logging
 
 import anyio
 
 from relight.agents.adapters.vllm import EngineRefused, EngineUnreachable
-from relight.agents.node import foundlings, lifecycle, proc, weights
+from relight.agents.node import foundlings, lifecycle, verify, weights
 from relight.agents.node.config import Engine
-from relight.agents.node.launch import StartFailure
+from relight.agents.node.errors import StartFailure
+from relight.agents.node.inquest import Inquest, Verdict
 from relight.agents.node.logs import last_lines
 from relight.agents.node.marks import VITAL
 from relight.agents.node.owned import Owned, Shared
@@ -40,10 +40,6 @@ DETAIL_LINES = 6
 """Of its log, told with a death."""
 ASK_S = 2.0
 """Limit of asking an adopted engine whether it is paused; its watch goes on asking."""
-SETTLE_S = 0.005
-"""For processes that end together to be all seen, where another one is seen to be exiting."""
-BLAME = ("core", "worker", "leader")
-"""Who is told of those that ended together, unless one was killed."""
 LOOK_S = 2.0
 """Limit of a look at the server after a process of no known role has ended."""
 
@@ -58,10 +54,8 @@ class Slot:
         self._running: Command | None = None
         self._scope: anyio.CancelScope | None = None
         self._look = False
-        self._exits: list[Exit] = []
-        self._verdict: asyncio.TimerHandle | None = None
+        self._inquest = Inquest(self.owned, tell=self._die)
         self._watchman = Watchman(self.owned, die=self._stalled)
-        self._oom_kills = proc.oom_kills()
 
     @property
     def report(self) -> EngineReport:
@@ -69,8 +63,7 @@ class Slot:
 
     def close(self) -> None:
         """Let go of everything; it lives on."""
-        if self._verdict is not None:
-            self._verdict.cancel()
+        self._inquest.close()
         self.owned.close()
 
     # --- commands ----------------------------------------------------------------------------------
@@ -81,6 +74,8 @@ class Slot:
             running, present = self._running, self.owned.record.incarnation
             if isinstance(running, StopEngine) and running.incarnation == command.incarnation == present:
                 self.owned.note(stop=command)  # asked again meanwhile: the answer names the newest
+                if command.drain_s == 0:
+                    self.owned.drain.cancel()
                 return
             self._pending.clear()
             self._interrupt()
@@ -120,7 +115,9 @@ class Slot:
                     self._running = self._scope = None
                 if self._look:
                     self._look = False
-                    await self._look_at_server()
+                    with anyio.CancelScope() as self._scope:
+                        await self._look_at_server()
+                    self._scope = None
                 await self._wake.wait()
                 self._wake = anyio.Event()
 
@@ -129,20 +126,19 @@ class Slot:
         match command:
             case StartEngine():
                 await lifecycle.begin(self.owned, command)
-                self._oom_kills = proc.oom_kills()
             case StopEngine():
                 await lifecycle.end(self.owned, command)
             case _ if not self.owned.up or command.incarnation != self.owned.record.incarnation:
                 log.info("that incarnation is not up engine=%s.%d", command.engine, command.incarnation)
             case ProbeEngine():
                 if stalled := await probe(self.owned, command):
-                    self._die(Cause.STALL, stalled.detail)
+                    self._stalled(stalled.detail, stalled.silent_ms)
             case LoadWeights():
                 with self._watchman.excused():
                     await weights.load(self.owned, command)
             case VerifyEngine():
                 with self._watchman.excused():
-                    await weights.verify(self.owned, command)
+                    await verify.verify(self.owned, command)
 
     # --- adoption ----------------------------------------------------------------------------------
 
@@ -162,7 +158,7 @@ class Slot:
         gone = [member for member in vital if member.process not in tree.living]
         if gone or not vital:
             what = f"its {gone[0].role} (pid {gone[0].process.pid})" if gone else "the whole machine"
-            self._die(Cause.EXIT, f"{what} ended while no agent was watching", at_ms=None)
+            self._die(Verdict(Cause.EXIT, Status(), f"{what} ended while no agent was watching", None))
 
     async def _take_up(self) -> None:
         """Finish what an earlier life began."""
@@ -197,35 +193,7 @@ class Slot:
             self._look = True
             self._wake.set()
             return
-        self._exits.append(exited)
-        first_ms = self._exits[0].seen_ms
-        delay_s = first_ms / 1000.0 + SETTLE_S - monotonic_ms() / 1000.0 if self._others_exit() else 0.0
-        if self._verdict is not None:
-            self._verdict.cancel()
-        self._verdict = asyncio.get_running_loop().call_later(max(0.0, delay_s), self._judge, first_ms)
-
-    def _others_exit(self) -> bool:
-        tree = self.owned.tree
-        return tree is not None and any(
-            proc.is_exiting(process) for process in tree.living if tree.known[process] in VITAL
-        )
-
-    def _judge(self, first_ms: float) -> None:
-        """A core that is killed takes its worker along, which may be quicker: tell the cause, not the first."""
-        exits, self._exits, self._verdict = self._exits, [], None
-        if not self.owned.up:
-            return
-        root = min(exits, key=lambda each: (each.status.signal is None, BLAME.index(each.role)))
-        detail = f"its {root.role} (pid {root.process.pid}) ended{_how(root.status)}"
-        self._die(self._cause(root.status), detail, status=root.status, at_ms=first_ms)
-
-    def _cause(self, status: Status) -> Cause:
-        if status.signal is None:
-            return Cause.EXIT
-        before, self._oom_kills = self._oom_kills, proc.oom_kills()
-        if status.signal == 9 and before is not None and (self._oom_kills or 0) > before:
-            return Cause.OOM
-        return Cause.SIGNAL
+        self._inquest.hear(exited)
 
     async def _look_at_server(self) -> None:
         if not self.owned.up:
@@ -236,41 +204,30 @@ class Slot:
         except EngineUnreachable as error:
             log.info("no answer yet; its watch goes on engine=%s error=%s", self.owned.name, error)
             return
-        if self.owned.up:
-            self._die(Cause.EXIT, "a process of it ended and /health is not 200")
+        self._die(Verdict(Cause.EXIT, Status(), "a process of it ended and /health is not 200", None))
 
     def _stalled(self, detail: str, detect_ms: float) -> None:
-        self._die(Cause.STALL, detail, detect_ms=detect_ms)
+        self._die(Verdict(Cause.STALL, Status(), detail, None), detect_ms=detect_ms)
 
-    def _die(
-        self,
-        cause: Cause,
-        detail: str,
-        *,
-        status: Status = Status(),  # noqa: B008 -- immutable
-        at_ms: float | None = None,
-        detect_ms: float | None = None,
-    ) -> None:
-        """Tell the death, once. `detect_ms` runs from the moment the kernel told us: what came before it,
-        microseconds for an exit, nobody can know."""
+    def _die(self, verdict: Verdict, *, detect_ms: float | None = None) -> None:
+        """Tell the death, once. For an exit `detect_ms` runs from the moment the kernel told us: what came
+        before that, microseconds, nobody can know."""
         owned = self.owned
-        lines = "\n".join(last_lines(owned.log_path, DETAIL_LINES))
+        if not owned.up:
+            return
+        lines = last_lines(owned.log_path, DETAIL_LINES)
+        if verdict.seen_ms is not None:
+            detect_ms = monotonic_ms() - verdict.seen_ms
         owned.shared.say(
             EngineDead(
                 engine=owned.name,
                 incarnation=owned.record.incarnation,
-                cause=cause,
-                exit_code=status.code,
-                signal=status.signal,
-                detail=f"{detail}\n{lines}" if lines else detail,
-                detect_ms=monotonic_ms() - at_ms if at_ms is not None else detect_ms,
+                cause=verdict.cause,
+                exit_code=verdict.status.code,
+                signal=verdict.status.signal,
+                detail="\n".join((verdict.detail, *lines)),
+                detect_ms=detect_ms,
             )
         )
         owned.save(dead=True)
         self._interrupt()
-
-
-def _how(status: Status) -> str:
-    if status.signal is not None:
-        return f" by signal {status.signal}"
-    return f" with code {status.code}" if status.code is not None else ""

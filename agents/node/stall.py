@@ -22,7 +22,9 @@ from relight.events.facts import PauseExpired
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0
-"""Between two looks. An idle engine costs one small request a tick."""
+"""Between two looks, or a fifth of the engine's `stall_s`. An idle engine costs one small request a tick."""
+LOOK_EVERY = 30
+"""Ticks between two searches for processes and shared memory that came after the start."""
 COUNTERS_EVERY = 5
 """Ticks between two readings of /metrics while the core answers; each tick when it does not."""
 METRICS_S = 2.0
@@ -37,6 +39,7 @@ class Watchman:
         self.leased_until_s = 0.0
         """Monotonic time until which a trainer may pause it and load into it."""
         self._owned = owned
+        self._tick_s = min(TICK_S, owned.config.stall_s / 5)
         self._die = die
         self._excuses = 0
         self._vigil: Vigil | None = None
@@ -59,7 +62,7 @@ class Watchman:
         async with anyio.create_task_group() as tasks:
             ticks, last = 0, _now()
             while True:
-                await anyio.sleep(TICK_S)
+                await anyio.sleep(self._tick_s)
                 ticks, before, last = ticks + 1, last, _now()
                 if last - before > 3 * TICK_S:
                     self._vigil = None  # this process stood still, not the engine
@@ -87,10 +90,12 @@ class Watchman:
     async def _tick(self, tasks: TaskGroup, ticks: int) -> None:
         vigil = self._vigil
         assert vigil is not None
+        if ticks % LOOK_EVERY == 0:
+            self._owned.look_around()
         if self._asking is None:
             self._asking = anyio.CancelScope()
             tasks.start_soon(self._ask, vigil, self._asking)
-        if ticks % COUNTERS_EVERY == 0 or _now() - vigil.alive > 1.5 * TICK_S:
+        if ticks % COUNTERS_EVERY == 0 or vigil.blind or _now() - vigil.alive > 1.5 * self._tick_s:
             await self._count(vigil)
         if vigil is not self._vigil or not self._owned.up:
             return

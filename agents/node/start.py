@@ -11,13 +11,13 @@ import anyio
 
 from relight.agents import snapshot
 from relight.agents.adapters.vllm import EngineRefused, EngineUnreachable
-from relight.agents.node import canary, launch, ports, proc, shm, stop
+from relight.agents.node import canary, launch, ports, sockets, stop
 from relight.agents.node.config import listens_on
-from relight.agents.node.launch import StartFailure
+from relight.agents.node.errors import StartFailure, leaf
 from relight.agents.node.logs import last_lines
 from relight.agents.node.owned import Owned
-from relight.agents.node.proc import Listener
 from relight.agents.node.shapes import keep_shapes
+from relight.agents.node.sockets import Listener
 from relight.events.bus.clock import monotonic_ms
 from relight.events.decisions import StartEngine
 from relight.events.facts import EngineStarted
@@ -64,12 +64,8 @@ async def _start(owned: Owned, order: StartEngine, began: float) -> None:
                 raise
             log.info("another port is tried engine=%s port=%d", owned.name, owned.record.port)
             await stop.prove_present_gone(owned, grace_s=0, within_s=30.0)
-    owned.save(
-        phase="up",
-        members=owned.members(),
-        segments=_segments(owned),
-        seconds=(monotonic_ms() - began) / 1000.0,
-    )
+    owned.look_around()
+    owned.save(phase="up", seconds=(monotonic_ms() - began) / 1000.0)
     owned.shared.say(started(owned, order))
 
 
@@ -89,11 +85,6 @@ def started(owned: Owned, order: StartEngine) -> EngineStarted:
     )
 
 
-def _segments(owned: Owned) -> tuple[shm.Segment, ...]:
-    assert owned.tree is not None
-    return tuple(sorted(shm.mapped_by(owned.tree.living, since_ns=owned.record.began_ns)))
-
-
 async def _bring_up(owned: Owned, order: StartEngine) -> None:
     weights = order.weights if any("{weights}" in word for word in owned.config.command) else None
     folder = snapshot.directory_of(weights.uri) if weights else None
@@ -106,7 +97,7 @@ async def _bring_up(owned: Owned, order: StartEngine) -> None:
                 tasks.start_soon(partial(_check_weights, owned, order))
             await _serving(owned, leader)
     except* StartFailure as group:
-        raise _first(group) from group
+        raise leaf(group) from None
     if weights is not None:
         try:
             await owned.client.set_label(str(weights.version), within_s=CALL_S)
@@ -115,20 +106,14 @@ async def _bring_up(owned: Owned, order: StartEngine) -> None:
         owned.note(started_on=weights.version, version=weights.version, digest=weights.digest)
 
 
-def _first(group: BaseExceptionGroup[StartFailure]) -> StartFailure:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, StartFailure)
-    return error
-
-
 async def _check_weights(owned: Owned, order: StartEngine) -> None:
     """The bytes that it starts on, hashed meanwhile."""
     assert order.weights is not None
     folder = snapshot.directory_of(order.weights.uri)
     try:
-        manifest = await anyio.to_thread.run_sync(snapshot.check, folder, order.weights.digest)
+        manifest = await anyio.to_thread.run_sync(
+            snapshot.check, folder, order.weights.digest, abandon_on_cancel=True
+        )
     except snapshot.SnapshotError as error:
         raise StartFailure("weights", str(error), retryable=False) from error
     keep_shapes(owned, manifest)
@@ -159,7 +144,7 @@ async def _dies(owned: Owned, leader: Process) -> None:
         with anyio.move_on_after(SEARCH_S):
             await tree.changed()
             continue
-        tree.find()
+        owned.look_around()
 
 
 async def _died(owned: Owned, process: Process) -> StartFailure:
@@ -188,11 +173,11 @@ async def _listening(owned: Owned) -> Listener:
     while not ports.answers(host, port):  # noqa: ASYNC110 -- nothing tells when a port opens
         await anyio.sleep(POLL_S)
     owned.tree.find()
-    found = proc.listeners(port)
+    found = sockets.listeners(port)
     mine = [
         listener
         for listener in found
-        if any(proc.holds_socket(process.pid, {listener.inode}) for process in owned.tree.living)
+        if any(sockets.holds_socket(process.pid, {listener.inode}) for process in owned.tree.living)
     ]
     if not mine:
         raise StartFailure("EADDRINUSE", f"port {port} is held by {launch.holder(port)}")

@@ -13,11 +13,11 @@ import anyio
 import msgspec
 
 from relight.agents.node import launch, ports, proc, shm
+from relight.agents.node.errors import NotProven
 from relight.agents.node.owned import Owned
 from relight.agents.node.shm import Segment
 from relight.agents.node.tree import Tree
 from relight.events.bus.clock import monotonic_ms
-from relight.events.errors import RelightError
 from relight.events.values import Proof
 
 log = logging.getLogger(__name__)
@@ -25,15 +25,8 @@ log = logging.getLogger(__name__)
 PORT_S = 5.0
 """Longest wait for a port after the last process is gone; the kernel needs microseconds."""
 PORT_POLL_S = 0.005
-
-
-class NotProven(RelightError):
-    """Something of it may be left. The message names what and why."""
-
-    def __init__(self, cause: str, detail: str) -> None:
-        super().__init__(f"{cause}: {detail}")
-        self.cause = cause
-        self.detail = detail
+UNHELD_POLL_S = 0.05
+"""Between two tries to hold a process, when descriptors had run out."""
 
 
 class Remains(NamedTuple):
@@ -71,17 +64,17 @@ async def prove_gone(remains: Remains, *, grace_s: float, within_s: float) -> Pr
 async def prove_present_gone(owned: Owned, *, grace_s: float, within_s: float) -> Proof:
     """Stop the recorded incarnation; what will be removed is on disk before. Raises NotProven."""
     tree = owned.tree or owned.watch()
-    tree.find()
+    owned.note(phase="stopping")
+    owned.look_around()
+    owned.save()
     record = owned.record
-    segments = set(record.segments) | shm.mapped_by(tree.living, since_ns=record.began_ns)
-    owned.save(phase="stopping", members=owned.members(), segments=tuple(sorted(segments)))
     ours = (record.port,) if record.port is not None and record.local is not None else ()
-    remains = Remains(tree, ours, record.tmpdir, frozenset(segments))
+    remains = Remains(tree, ours, record.tmpdir, frozenset(record.segments))
     proof = await prove_gone(remains, grace_s=grace_s, within_s=within_s)
     if not ours and record.port is not None:  # it never listened there, so another may
         proof = msgspec.structs.replace(proof, port=record.port, port_free=ports.bindable(record.port))
     if record.port is not None and owned.config.port is None:
-        owned.shared.rest(record.port)
+        owned.shared.store.rest(record.port)
     owned.let_go()
     return proof
 
@@ -90,9 +83,11 @@ async def _end_all(tree: Tree, grace_s: float) -> None:
     if grace_s > 0 and tree.send(signal.SIGTERM):
         with anyio.move_on_after(grace_s):
             await tree.emptied()
-    while tree.find() or tree.living:
+    while tree.find() or tree.living or tree.unheld:
         tree.send(signal.SIGKILL)
         await tree.emptied()
+        if tree.unheld:
+            await anyio.sleep(UNHELD_POLL_S)
 
 
 def _left(tree: Tree) -> str:
@@ -103,6 +98,7 @@ def _left(tree: Tree) -> str:
         if state == "D":
             state = "D, in the kernel, which no signal reaches"
         texts.append(f"pid {process.pid} (start {process.start}) is in state {state}")
+    texts += [f"pid {process.pid} cannot be held: {why}" for process, why in tree.unheld.items()]
     return "; ".join(texts) or "new processes of it kept appearing"
 
 

@@ -44,6 +44,8 @@ class Tree:
         self.marks = marked
         self.known: dict[Process, Role] = {}
         """All that ever belonged to the incarnation."""
+        self.unheld: dict[Process, str] = {}
+        """Processes that were found and could not be held, with the reason; they may live."""
         self._on_exit = on_exit
         self._held: dict[Process, _Held] = {}
         self._changed = anyio.Event()
@@ -52,10 +54,15 @@ class Tree:
     def living(self) -> tuple[Process, ...]:
         return tuple(self._held)
 
+    @property
+    def vital(self) -> tuple[Process, ...]:
+        """Those whose end is the engine's death, alive or not."""
+        return tuple(process for process, role in self.known.items() if role in marks.VITAL)
+
     def add(self, process: Process, role: Role) -> bool:
         """Watch this process; False where it is gone already or was added before.
 
-        A process that cannot be held (no descriptors left, not ours) raises OSError.
+        One that cannot be held (no descriptors left, not ours to see) is kept in `unheld`.
         """
         if process in self._held:
             held = self._held[process]
@@ -63,7 +70,12 @@ class Tree:
                 self.known[process] = role
                 self._held[process] = held._replace(role=role)
             return False
-        fd = pidfd.hold(process)
+        try:
+            fd = pidfd.hold(process)
+        except OSError as error:
+            self.unheld[process] = error.strerror or str(error)
+            return False
+        self.unheld.pop(process, None)
         if fd is None:
             self.known.setdefault(process, role)
             return False
@@ -74,6 +86,7 @@ class Tree:
 
     def find(self) -> tuple[Process, ...]:
         """Look for processes of the incarnation that are not held yet, hold them, and return those."""
+        self.unheld.clear()
         found = marks.search(self.marks, self.known)
         return tuple(each.process for each in found if self._is_new(each))
 

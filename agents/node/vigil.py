@@ -29,6 +29,11 @@ class Vigil:
         self._seen: Counters | None = None
         self.excuse(now)
 
+    @property
+    def blind(self) -> bool:
+        """Whether the counters were never seen: the first reading is what later ones are compared with."""
+        return self._seen is None
+
     def excuse(self, now: float) -> None:
         """Begin anew: it was paused, loading or starting, or this agent itself stood still."""
         self.alive = now

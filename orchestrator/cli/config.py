@@ -1,0 +1,72 @@
+"""`relight config check FILE`: what a node file or an orchestrator's file holds, or what is wrong in it."""
+
+import tomllib
+from argparse import Namespace
+from pathlib import Path
+
+import msgspec
+
+from relight.events.errors import UsageError
+from relight.orchestrator import settings
+from relight.orchestrator.cli import printing
+
+_OF_NODE = {"job", "node", "state_dir", "engines"}
+_OF_ORCHESTRATOR = {"defaults", "jobs"}
+
+
+def run(args: Namespace) -> int:
+    path = Path(args.file)
+    found = _node(path) if _is_node_file(path) else _orchestrator(path)
+    if args.format == "json":
+        printing.as_json(found)
+    else:
+        for name, value in found.items():
+            print(f"{name}: {value}")
+    return 0
+
+
+def _is_node_file(path: Path) -> bool:
+    try:
+        keys = set(tomllib.loads(path.read_text()))
+    except OSError as error:
+        raise UsageError(f"configuration {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"configuration {path}: {error}") from error
+    if keys & _OF_NODE:
+        return True
+    if keys & _OF_ORCHESTRATOR:
+        return False
+    raise UsageError(
+        f"configuration {path} is neither a node file (job, node, state_dir, [[engines]])"
+        " nor an orchestrator's file ([defaults], [jobs.NAME])"
+    )
+
+
+def _node(path: Path) -> dict[str, object]:
+    from relight.agents.node import config
+
+    file = config.load(path)
+    return {
+        "file": str(path),
+        "kind": "node",
+        "job": file.job,
+        "node": file.node,
+        "engines": [engine.name for engine in file.engines],
+    }
+
+
+def _orchestrator(path: Path) -> dict[str, object]:
+    file = settings.load(path)
+    plain = settings.Settings()
+    return {
+        "file": str(path),
+        "kind": "orchestrator",
+        "defaults": _changed(file.defaults, plain),
+        "jobs": {name: _changed(of_job, file.defaults) for name, of_job in file.jobs.items()},
+    }
+
+
+def _changed(mine: settings.Settings, base: settings.Settings) -> dict[str, object]:
+    """The settings in which `mine` differs from `base`."""
+    theirs = msgspec.structs.asdict(base)
+    return {name: value for name, value in msgspec.structs.asdict(mine).items() if value != theirs[name]}

@@ -1,0 +1,80 @@
+"""`relight demo`: plays the demo, judges what was seen, prints it, and says by its exit code what held."""
+
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from relight.events.errors import UsageError
+from relight.orchestrator.cli.demo import layout, report
+from relight.orchestrator.cli.demo.audit import audit
+from relight.orchestrator.cli.demo.evidence import Evidence, Fault, Kind, Plan, RecoverAt
+from relight.orchestrator.cli.demo.layout import Place
+from relight.orchestrator.cli.demo.play import play
+from relight.orchestrator.cli.demo.report import Progress
+from relight.orchestrator.cli.demo.timeline import timeline
+
+PASSED, FAILED = 0, 1
+
+
+def run(
+    *, engine: Kind | None, engines: int, fault: Fault, as_json: bool, recover_at: RecoverAt = "boundary"
+) -> int:
+    """Play one demo: 0 where every check passed, 1 otherwise. Raises UsageError and KeyboardInterrupt.
+
+    `engine`: vLLM where it is installed if none is given. Its folder is removed unless something failed.
+    """
+    kind = engine or layout.default_kind()
+    progress = report.progress(as_json=as_json)
+    if kind == "vllm" and layout.default_kind() != "vllm":
+        raise UsageError("--engine vllm: vLLM is not installed in this Python; try --engine stub")
+    progress.say(f"relight demo: {engines} {kind} engine(s), fault {fault}, recovery at {recover_at}")
+    plan = layout.plan(kind, engines=engines, fault=fault, recover_at=recover_at)
+    root = Path(tempfile.mkdtemp(prefix="relight-demo-"))
+    passed = False
+    kept = True
+    try:
+        evidence = anyio.run(_interruptible, plan, Place(root), progress)
+        passed = _judged(evidence, progress, as_json=as_json)
+        kept = not passed
+        if kept:
+            (root / "evidence.json").write_bytes(msgspec.json.encode(evidence))
+    except KeyboardInterrupt:
+        kept = False
+        raise
+    finally:
+        if kept:
+            progress.say(f"logs and evidence are kept in {root}")
+        else:
+            shutil.rmtree(root)
+    return PASSED if passed else FAILED
+
+
+def _judged(evidence: Evidence, progress: Progress, *, as_json: bool) -> bool:
+    findings = audit(evidence)
+    phases = timeline(evidence)
+    report.audit(findings, progress.stream)
+    report.timeline(phases, progress.stream)
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(report.in_json(evidence, findings, phases)).decode() + "\n")
+    return all(finding.passed for finding in findings)
+
+
+async def _interruptible(plan: Plan, place: Place, progress: Progress) -> Evidence:
+    """Play, and let SIGTERM end it as Ctrl-C does."""
+    with anyio.open_signal_receiver(signal.SIGTERM) as signals:
+        async with anyio.create_task_group() as tasks:
+
+            async def interrupt() -> None:
+                async for _ in signals:
+                    raise KeyboardInterrupt
+
+            tasks.start_soon(interrupt)
+            evidence = await play(plan, place, progress)
+            tasks.cancel_scope.cancel()
+            return evidence
+    raise AssertionError("left by return or by an error")

@@ -1,0 +1,73 @@
+"""`relight`: from arguments to an exit code.
+
+0 done, 1 failed, 2 wrong usage or configuration, a live duplicate or a bus that was never reached,
+130 on Ctrl-C. What goes wrong on purpose is one sentence on stderr; a traceback is a bug of ours.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import cast
+
+from relight.events.errors import BusUnavailable, Fenced, RelightError, UsageError
+from relight.orchestrator.cli import parser
+
+DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+_EXIT_WITH_2 = (UsageError, BusUnavailable, Fenced)
+"""Once a long-running command has reached the bus it waits for one that is away, so a BusUnavailable
+that comes as far as here means that it was never reached; Fenced means a live duplicate."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line (`sys.argv` by default); its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _run(words)
+        sys.stdout.flush()
+    except BrokenPipeError:  # nobody reads on, as in `relight events | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else FAILED
+    return code
+
+
+def _run(words: list[str]) -> int:
+    cut = words.index("--") if "--" in words else len(words)
+    rest = words[cut + 1 :]
+    if words and words[0] in parser.NOT_YET:
+        return _failed(UsageError(f"relight {words[0]} is not there yet"))
+    grammar = parser.build()
+    args = grammar.parse_args(words[:cut])
+    args.rest = rest
+    if cut < len(words) and args.command != "agent":
+        grammar.error(f"relight {args.command} takes nothing after --")
+    try:
+        return int(import_module(f"relight.orchestrator.cli.{args.module}").run(args) or DONE)
+    except (RelightError, BaseExceptionGroup) as error:
+        return _failed(error)
+
+
+def _failed(error: BaseException) -> int:
+    causes = leaves(error)
+    if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
+        return INTERRUPTED
+    if any(isinstance(cause, BrokenPipeError) for cause in causes):
+        raise BrokenPipeError
+    if not all(isinstance(cause, RelightError) for cause in causes):
+        raise error
+    for cause in dict.fromkeys(str(cause) for cause in causes):
+        print(f"relight: {cause}", file=sys.stderr)
+    return USAGE if any(isinstance(cause, _EXIT_WITH_2) for cause in causes) else FAILED
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    """The errors that a group of errors holds, however deep; of any other error, itself."""
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    held = cast(BaseExceptionGroup[BaseException], error).exceptions
+    return [leaf for inner in held for leaf in leaves(inner)]

@@ -1,0 +1,173 @@
+"""The grammar of the command line. It names each command's module; nothing is imported for it."""
+
+import argparse
+import os
+from collections.abc import Callable
+from importlib.metadata import version
+
+ENGINES = ("vllm", "stub")
+FAULTS = ("kill-core", "kill-server", "stall", "kill-agent", "kill-orchestrator")
+NOT_YET = ("drain", "release", "retire", "hold", "approve", "dashboard", "ray")
+"""Commands whose names are taken; each says so and exits with 2."""
+
+
+class _Version(argparse.Action):
+    """Prints the version; the package's metadata is read only when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(f"relight {version('relight')}")
+        parser.exit(0)
+
+
+class _Help(argparse.HelpFormatter):
+    """Help in two columns, the first of which is wide enough for every command's name."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog)
+        self._action_max_length = 16
+
+
+def build() -> argparse.ArgumentParser:
+    """The parser; its result has `command`, and `module`: where in this package `run(args)` is."""
+    parser = argparse.ArgumentParser(
+        prog="relight",
+        description="Restart the dead rollout engine of a training job in flight.",
+        formatter_class=_Help,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    add: Add = parser.add_subparsers(dest="command", metavar="COMMAND", required=True).add_parser
+    _demo(add)
+    _bus(add)
+    _orchestrate(add)
+    _agent(add)
+    _gateway(add)
+    _status(add)
+    _events(add)
+    _explain(add)
+    _restart(add)
+    _config(add)
+    for name in NOT_YET:
+        add(name, help="not yet", add_help=False)
+    return parser
+
+
+Add = Callable[..., argparse.ArgumentParser]
+"""Makes the parser of one more command."""
+
+
+def _command(
+    add: Add, name: str, *, summary: str, bus: bool = True, module: str | None = None
+) -> argparse.ArgumentParser:
+    parser = add(name, help=summary, description=summary, formatter_class=_Help, allow_abbrev=False)
+    parser.set_defaults(module=module or name)
+    if bus:
+        parser.add_argument(
+            "--bus",
+            metavar="URL",
+            default=os.environ.get("RELIGHT_BUS_URL"),
+            help="redis://HOST:PORT of the bus (default: RELIGHT_BUS_URL)",
+        )
+    return parser
+
+
+def _shown(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
+
+
+def _of_job(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--job", metavar="NAME", help="may be left out where the bus has one job")
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"{port} is no port")
+    return port
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
+
+
+def _demo(add: Add) -> None:
+    summary = "kill an engine in mid-generation and watch it come back"
+    parser = _command(add, "demo", summary=summary, bus=False, module="demonstrate")
+    parser.add_argument(
+        "--engine", choices=ENGINES, help="default: vllm where it is installed, else the stub"
+    )
+    parser.add_argument("--engines", type=_positive, default=1, metavar="N", help="default: 1")
+    parser.add_argument("--fault", choices=FAULTS, default="kill-core", help="default: kill-core")
+    parser.add_argument("--json", action="store_true", help="print one object on standard output")
+
+
+def _bus(add: Add) -> None:
+    parser = _command(add, "bus", summary="run an embedded Valkey in the foreground", bus=False)
+    parser.add_argument("--port", type=_port, default=6380, help="0: a free one (default: 6380)")
+    parser.add_argument("--dir", help="where its data lives (default: $XDG_STATE_HOME/relight/bus)")
+
+
+def _orchestrate(add: Add) -> None:
+    parser = _command(add, "orchestrate", summary="decide for jobs, in the foreground")
+    parser.add_argument("--job", action="append", metavar="NAME", help="default: all jobs of the bus")
+    parser.add_argument("--config", metavar="FILE", help="[defaults] and [jobs.NAME]")
+    parser.add_argument("--observe", action="store_true", help="publish decisions, marked; do nothing")
+
+
+def _agent(add: Add) -> None:
+    parser = _command(add, "agent", summary="own this node's engines, in the foreground")
+    parser.usage = (
+        "relight agent --bus URL --config FILE [--stop-engines]\n"
+        "       relight agent --bus URL --job NAME [--name ENGINE] -- COMMAND ... {port} ..."
+    )
+    parser.add_argument("--config", metavar="FILE", help="the node file")
+    parser.add_argument("--stop-engines", action="store_true", help="stop the engines when the agent stops")
+    parser.add_argument("--job", metavar="NAME", help="the job of one engine without a node file")
+    parser.add_argument("--name", metavar="ENGINE", help="the engine's name (default: engine-0)")
+
+
+def _gateway(add: Add) -> None:
+    parser = _command(add, "gateway", summary="serve token generation with replay over HTTP")
+    parser.add_argument("--job", required=True, metavar="NAME")
+    parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1")
+    parser.add_argument("--port", type=_port, default=8100, help="default: 8100")
+
+
+def _status(add: Add) -> None:
+    parser = _command(add, "status", summary="show a job: its engines, trainer and orchestrator")
+    _of_job(parser)
+    _shown(parser)
+
+
+def _events(add: Add) -> None:
+    parser = _command(add, "events", summary="show facts and decisions in the order of the bus")
+    _of_job(parser)
+    parser.add_argument("--follow", action="store_true", help="go on with what comes")
+    parser.add_argument("--type", action="append", metavar="T", help="only this type; may be repeated")
+    parser.add_argument("--count", type=_positive, default=50, metavar="N", help="the last N (default: 50)")
+    _shown(parser)
+
+
+def _explain(add: Add) -> None:
+    parser = _command(add, "explain", summary="show why an engine was recovered, step by step")
+    parser.add_argument("engine", metavar="ENGINE")
+    _of_job(parser)
+    _shown(parser)
+
+
+def _restart(add: Add) -> None:
+    parser = _command(add, "restart", summary="ask for a restart of one engine")
+    parser.add_argument("engine", metavar="ENGINE")
+    _of_job(parser)
+    _shown(parser)
+
+
+def _config(add: Add) -> None:
+    parser = _command(add, "config", summary="check configuration files", bus=False)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    check = actions.add_parser("check", help="say what a node file or an orchestrator's file holds")
+    check.add_argument("file", metavar="FILE")
+    _shown(check)

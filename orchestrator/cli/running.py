@@ -1,0 +1,51 @@
+"""Running one command's coroutine: to its end, or until somebody stops it.
+
+Ctrl-C and, for lasting commands, SIGTERM cancel it; it then cleans up within its own deadlines. A cancel
+scope is used and not asyncio's own answer to Ctrl-C, which cancels once: a library that swallows that one
+cancellation (redis-py while it connects) would go on for ever. The second signal is not caught.
+"""
+
+import signal
+from collections.abc import Awaitable, Callable
+
+import anyio
+from anyio.abc import TaskStatus
+
+from relight.orchestrator.cli import logs
+
+Main = Callable[[], Awaitable[None]]
+
+
+def once(main: Main) -> int:
+    """Run a command that ends by itself; 0. Raises KeyboardInterrupt."""
+    anyio.run(_until_signal, main, (signal.SIGINT,))
+    return 0
+
+
+def lasting(main: Main) -> int:
+    """Run a command that goes on until SIGTERM or until it ends; 0. Raises KeyboardInterrupt.
+
+    Logs go to stderr.
+    """
+    logs.to_stderr()
+    anyio.run(_until_signal, main, (signal.SIGINT, signal.SIGTERM))
+    return 0
+
+
+async def _until_signal(main: Main, numbers: tuple[signal.Signals, ...]) -> None:
+    caught: list[signal.Signals] = []
+    async with anyio.create_task_group() as tasks:
+
+        async def watch(*, task_status: TaskStatus[None]) -> None:
+            with anyio.open_signal_receiver(*numbers) as signals:
+                task_status.started()
+                async for number in signals:
+                    caught.append(number)
+                    break
+            tasks.cancel_scope.cancel()
+
+        await tasks.start(watch)
+        await main()
+        tasks.cancel_scope.cancel()
+    if signal.SIGINT in caught:
+        raise KeyboardInterrupt
