@@ -3,6 +3,7 @@
 Past this module there is no untyped message. What cannot be decoded raises Undecodable with the reason.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar, get_args
 
@@ -20,6 +21,8 @@ Fields = dict[str, str]
 T = TypeVar("T")
 
 _ENGINE = "engine:"
+_TIME = re.compile(r"[0-9]{1,14}")
+"""Unix milliseconds, until the year 5138."""
 
 
 def _to_wire(value: object) -> object:
@@ -61,14 +64,14 @@ def encode(message: Fact | Decision, *, source: Source, time_ms: int) -> Fields:
 
 
 def entry(entry_id: str, fields: Mapping[str, str]) -> Entry:
-    """The entry with these fields; what is absent reads as empty, so that it can be parked."""
+    """The entry with these fields; what is absent or no time reads as empty, so that it can be parked."""
     stamp = fields.get("time", "")
     after = fields.get("after")
     return Entry(
         entry_id=EntryId(entry_id),
         type=fields.get("type", ""),
         source=Source(fields.get("source", "")),
-        time=int(stamp) if stamp.isascii() and stamp.isdigit() else 0,
+        time=int(stamp) if _TIME.fullmatch(stamp) else 0,
         data=fields.get("data", ""),
         id=fields.get("id"),
         after=None if after is None else EntryId(after),

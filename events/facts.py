@@ -146,6 +146,9 @@ class SafeBoundary(Fact, frozen=True, kw_only=True):
     release: Literal["routed", "written"] = "routed"
     subset: bool = True
     """Whether the transport can sync some members only."""
+    pushes: bool | None = None
+    """Whether the transport writes into engines itself, so that a sync that is cut off may have touched any
+    member; none where nobody can say."""
     cut_off: SyncId | None = None
     """When closing: a sync it could not finish."""
     answers: DecisionId | None = None

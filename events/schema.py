@@ -108,6 +108,7 @@ class Boundary(Value, frozen=True, kw_only=True):
     sync: Literal["all", "stale"] = "stale"
     release: Literal["routed", "written"] = "routed"
     subset: bool = True
+    pushes: bool | None = None
     ordered: bool = False
     """Whether a sync was ordered in it."""
     refused: bool = False

@@ -56,8 +56,8 @@ def last_recovery(entries: Sequence[Entry], engine: EngineName) -> RecoveryId | 
 def chain(entries: Sequence[Entry], engine: EngineName, recovery: RecoveryId) -> list[Entry]:
     """What led to a recovery of `engine` and what came of it, in the order of the bus.
 
-    Its decisions; the facts that caused or answered them; and the sync that brought its weights, with
-    what the trainer said of that sync.
+    The end of the incarnation that was lost; the recovery's decisions; the facts that caused or answered
+    them; and the sync that brought its weights, with what the trainer said of that sync.
     """
     rows = [_Row(entry, data_of(entry)) for entry in entries]
     rows = [row for row in rows if row.data.get("engine", engine) == engine]
@@ -68,7 +68,8 @@ def chain(entries: Sequence[Entry], engine: EngineName, recovery: RecoveryId) ->
     orders = [row for row in [*decided, *synced] if row.decision]
     asked = {row.entry.id for row in orders if row.entry.id is not None}
     answers = [row for row in rows if row.data.get("answers") in asked]
-    kept = {row.place for row in [*decided, *synced, *answers, *_causes(rows, orders)]}
+    ends = [row for row in rows if row.entry.type in _ENDS and _lost(recovery, engine) == row.incarnation]
+    kept = {row.place for row in [*ends, *decided, *synced, *answers, *_causes(rows, orders)]}
     return [row.entry for row in rows if row.place in kept]
 
 
@@ -81,9 +82,23 @@ class _Row(NamedTuple):
         return from_decisions(self.entry)
 
     @property
+    def incarnation(self) -> str:
+        return str(self.data.get("incarnation"))
+
+    @property
     def place(self) -> tuple[bool, str]:
         """What is unique of an entry: the two streams give out ids of their own."""
         return self.decision, self.entry.entry_id
+
+
+_ENDS = ("EngineDead", "StartFailed")
+"""What an incarnation is lost by, as its agent says it."""
+
+
+def _lost(recovery: RecoveryId, engine: EngineName) -> str:
+    """The incarnation that `recovery` (`ENGINE.INCARNATION-EPOCH-SERIAL`) is of; empty where it is not."""
+    name, _, rest = recovery.partition(".")
+    return rest.partition("-")[0] if name == engine else ""
 
 
 def _causes(rows: Iterable[_Row], decisions: Iterable[_Row]) -> list[_Row]:

@@ -5,6 +5,7 @@ A configuration file has `[defaults]` and `[jobs.NAME]`; the lease holder writes
 """
 
 import hashlib
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -77,6 +78,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             value = getattr(self, field.name)
             if isinstance(value, (int, float)) and not 0 <= value < float("inf"):
                 raise ValueError(f"{field.name} must be a finite number of 0 or more, not {value}")
+        for name in ("lease_s", "starts_per_node", "starts_per_job"):  # or nothing is ever decided or started
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
 
     def digest(self) -> str:
         """A short digest by which two orchestrators' settings are compared."""
@@ -119,7 +123,7 @@ def load(path: Path) -> SettingsFile:
     return SettingsFile(
         _settings(defaults, f"{path}: defaults"),
         {
-            job_name(name): _settings({**defaults, **table}, f"{path}: jobs.{name}")
+            _job_name(name, path): _settings({**defaults, **table}, f"{path}: jobs.{name}")
             for name, table in jobs.items()
         },
     )
@@ -129,4 +133,13 @@ def _settings(table: dict[str, Any], where: str) -> Settings:
     try:
         return msgspec.convert(table, Settings)
     except (msgspec.ValidationError, ValueError) as error:
-        raise UsageError(f"configuration {where}: {error}") from error
+        key = re.search(r"`(?:\$\.)?(\w+)`$", str(error))
+        value = f" (value {table[key[1]]!r})" if key and key[1] in table else ""
+        raise UsageError(f"configuration {where}: {error}{value}") from error
+
+
+def _job_name(text: str, path: Path) -> JobName:
+    try:
+        return job_name(text)
+    except UsageError as error:
+        raise UsageError(f"configuration {path}: jobs: {error}") from None

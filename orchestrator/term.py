@@ -62,6 +62,7 @@ class Term:
         self._silence = Silence()
         self._held_until_s = taken_at_s + settings.lease_s - LEASE_MARGIN_S
         self._looked_at_s = 0.0
+        self._ticked = 0
         self._stamp = "none"
         self._number = 0
         self._cursor = EntryId("0-0")
@@ -97,9 +98,10 @@ class Term:
             decided = await self._take(decided, entry)
         for silence in await self._silences(decided.job):
             decided = _join(decided, step(decided.job, silence, now=self._now()))
-        due = next_wake(decided.job)
-        if due is not None and due <= self._now():
-            decided = _join(decided, tick(decided.job, now=self._now()))
+        due, now = next_wake(decided.job, ticked=self._ticked), self._now()
+        if due is not None and due <= now:
+            decided = _join(decided, tick(decided.job, now=now))
+            self._ticked = now
         if entries or decided.decisions or decided.job != job:
             await self._commit(decided, entries[-1].entry_id if entries else self._cursor)
         after = committed(decided.job, now=self._now())
@@ -108,7 +110,7 @@ class Term:
         return after.job
 
     async def _read(self, job: Job) -> list[Entry]:
-        due = next_wake(job)
+        due = next_wake(job, ticked=self._ticked)
         wait_ms = 1000 if due is None else due - self._now()
         try:
             if wait_ms <= 0:

@@ -9,6 +9,7 @@ import msgspec
 
 from relight.events.ids import EngineName, JobName, NodeName, RecoveryId
 from relight.events.schema import Boundary, Command, EngineState, Meta, Snapshot
+from relight.events.values import Phase
 from relight.events.version import Version
 
 
@@ -39,6 +40,8 @@ class EngineView(msgspec.Struct, frozen=True, kw_only=True):
     """Why it is being recovered, or was retired."""
     for_s: float | None
     """Seconds since the recovery began."""
+    backoff_s: float | None
+    """Seconds until it may start again; none where it may now."""
 
 
 class BoundaryView(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +125,13 @@ def _engine_view(name: EngineName, engine: EngineState, now_ms: int) -> EngineVi
         recovery=recovery.id if recovery else None,
         why=recovery.why if recovery else engine.retired_because,
         for_s=(now_ms - recovery.began) / 1000.0 if recovery else None,
+        backoff_s=_backoff_s(engine, now_ms),
     )
+
+
+def _backoff_s(engine: EngineState, now_ms: int) -> float | None:
+    waits_ms = engine.not_before - now_ms if engine.phase is Phase.BACKOFF else 0
+    return waits_ms / 1000.0 if waits_ms > 0 else None
 
 
 def _intent(order: Command, now_ms: int) -> Intent:

@@ -18,7 +18,7 @@ from relight.events.envelope import Entry
 from relight.events.facts import Fact
 from relight.events.ids import EntryId, Source
 from relight.orchestrator.cli.demo import layout
-from relight.orchestrator.cli.demo.case import Case
+from relight.orchestrator.cli.demo.checks.case import Case
 from relight.orchestrator.cli.demo.evidence import Evidence, Look, Piece, Request, Turn
 from relight.orchestrator.cli.demo.layout import Place
 from relight.orchestrator.cli.demo.play import play

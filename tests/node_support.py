@@ -61,7 +61,7 @@ class Player:
         self._serial = 0
         self._reader = job.bus.reader()
 
-    async def decide(self, *decisions: Decision, **state: EngineState) -> None:
+    async def decide(self, *decisions: Decision | Fact, **state: EngineState) -> None:
         self._commits += 1
         fields = dict(codec.encode_engine(EngineName(name), value) for name, value in state.items())
         if self._commits == 1:

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from relight.events import decisions, facts
 from relight.events.ids import BootId, DecisionId, EngineName, EntryId, NodeName, SyncId
 from relight.events.schema import Meta
@@ -86,9 +88,16 @@ class Scenario:
                 return kind(engine=EngineName(name))
             case [name, said, *rest]:
                 engine, _, incarnation = name.partition(".")
-                return _of_engine(EngineName(engine), int(incarnation), said, rest)
+                told = _of_engine(EngineName(engine), int(incarnation), said, rest)
+                return told if "late" in rest else self._answering(told)
             case _:
                 raise ValueError(f"no such line: {' '.join(words)}")
+
+    def _answering(self, told: facts.AnyFact) -> facts.AnyFact:
+        """A proof of what is asked for now; one that is `late` answers what was asked before."""
+        state = self.job.engines.get(told.engine) if isinstance(told, facts.Healthy) else None
+        asked = state.intent if state else None
+        return msgspec.structs.replace(told, answers=asked.id) if asked else told
 
     def _sync(self, rest: list[str]) -> SyncId | None:
         if rest == ["alone"]:
@@ -120,6 +129,7 @@ class Scenario:
             state="open" if state == "open" else "closed",
             sync="all" if "all" in options else "stale",
             release="written" if "written" in options else "routed",
+            pushes={"pushes": True, "pulls": False}.get(next(iter(options.keys() & {"pushes", "pulls"}), "")),
             cut_off=sync if "cut_off" in options else None,
         )
 

@@ -309,6 +309,17 @@ async def test_what_nobody_can_decode_is_parked_with_the_reason(job: JobBus, raw
     assert parked["entry"] == entry.entry_id and "Nonsense" in parked["reason"]
 
 
+async def test_what_is_no_text_is_read_and_parked_like_any_other(job: JobBus, raw: "redis.Redis") -> None:
+    await raw.execute_command("XADD", job.keys.facts, "*", b"type", b"\xff\xfe", b"data", b"\xff")
+    await job.hint(RestartRequested(engine=EngineName("e0")), source=Source("operator/me"))
+    spoilt, wish = await job.read_facts(BEGINNING)
+    with pytest.raises(codec.Undecodable, match="unknown type") as error:
+        codec.decode_fact(spoilt)
+    await job.park(spoilt, str(error.value))
+    assert await job.parked() == 1
+    assert codec.decode_fact(wish) == RestartRequested(engine=EngineName("e0"))
+
+
 async def test_pulses_are_overwritten_and_removed(job: JobBus, raw: "redis.Redis") -> None:
     await job.pulse(AGENT, Pulse(BOOT, 1))
     await job.pulse(AGENT, Pulse(BOOT, 2))

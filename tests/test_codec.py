@@ -203,7 +203,7 @@ def test_a_state_that_is_not_ours_is_told(fields: dict[str, str]) -> None:
         codec.decode_state(fields)
 
 
-@pytest.mark.parametrize("stamp", ["", "soon", "-5", "1e3", "٣"])
+@pytest.mark.parametrize("stamp", ["", "soon", "-5", "1e3", "٣", "9" * 15, "9" * 5000])
 def test_a_senders_clock_that_is_no_number_reads_as_zero(stamp: str) -> None:
     assert codec.entry("1-0", {"time": stamp}).time == 0
 

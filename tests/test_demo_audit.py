@@ -33,7 +33,7 @@ from relight.events.ids import DecisionId, EngineName, EntryId
 from relight.events.values import Cause, Member
 from relight.events.version import BASE
 from relight.orchestrator.cli.demo.audit import CHECKS, audit
-from relight.orchestrator.cli.demo.case import GENERATE, Case
+from relight.orchestrator.cli.demo.checks.case import GENERATE, Case
 from relight.orchestrator.cli.demo.evidence import Evidence, Request
 from tests.demo_evidence import (
     RECORDED,
@@ -126,12 +126,11 @@ def _delivered_again(evidence: Evidence) -> Evidence:
 
 
 def _asked_again_for_all(evidence: Evidence) -> Evidence:
-    rest = min(
-        each.max_tokens or 0
-        for each in Case(evidence).client_requests(since_ms=evidence.injections[-1].wall_ms)
-    )
-    at = next(at for at, each in enumerate(evidence.requests) if each.max_tokens == rest)
-    return request(evidence, at, max_tokens=64)
+    last = Case(evidence).turn("continue").attempts[-1].request_id
+    notes = [
+        replace(each, max_tokens=64) if each.request_id.endswith(last) else each for each in evidence.notes
+    ]
+    return replace(evidence, notes=tuple(notes))
 
 
 def _went_on(evidence: Evidence) -> Evidence:

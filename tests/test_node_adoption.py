@@ -240,6 +240,25 @@ async def test_a_start_after_a_lost_disk_doubles_nothing(
                 assert all(_alive(again.processes))
 
 
+async def test_a_start_that_a_lost_disk_hides_is_cleared_and_told_not_doubled(
+    server: Embedded, tmp_path: Path, stub_model: Path
+) -> None:
+    file = node_file(tmp_path / "state", engine(stub_model))
+    with swept(file):
+        async with playing(server.url) as player:
+            started = await _started(file, server.url, tmp_path, player)
+            shutil.rmtree(file.state_path)
+            async with running(file, server.url):
+                await player.wait(NodeUp)
+                failed = await player.ask(StartFailed, player.start())
+                assert failed.cause == "interrupted"
+                assert set(started.processes) <= set(failed.proof.processes)
+                assert not any(_alive(started.processes))
+                again = await player.ask(StartFailed, player.start())
+                assert again.proof == failed.proof
+                await player.ask(EngineStarted, player.start(2))
+
+
 async def test_a_terminated_agent_leaves_its_engines_and_one_told_to_stops_them(
     server: Embedded, tmp_path: Path, stub_model: Path
 ) -> None:

@@ -9,9 +9,10 @@ import pytest
 
 from relight.events.bus.embedded import Embedded
 from relight.events.errors import Fenced
-from relight.events.facts import EngineDead, EngineStarted, EngineStopped, NodeUp
-from relight.events.ids import EngineName, JobName
+from relight.events.facts import EngineDead, EngineStarted, EngineStopped, NodeSilent, NodeUp
+from relight.events.ids import EngineName, JobName, NodeName
 from tests.node_support import (
+    NODE,
     agent,
     alive,
     directing,
@@ -70,6 +71,28 @@ async def test_an_agent_whose_name_another_one_took_stops_and_leaves_its_engines
                         await fenced.wait()
             assert alive(started.processes[0]) or record(old).dead
             assert not player.seen(EngineDead)
+
+
+async def test_a_first_report_is_said_under_the_epoch_of_the_state_that_was_read(
+    server: Embedded, tmp_path: Path, stub_model: Path
+) -> None:
+    file = node_file(tmp_path / "state", engine(stub_model))
+    async with playing(server.url) as player, running(file, server.url):
+        assert (await player.wait(NodeUp)).max_epoch == player.lease.epoch
+
+
+async def test_an_agent_that_was_called_silent_says_what_is_true(
+    server: Embedded, tmp_path: Path, stub_model: Path
+) -> None:
+    file = node_file(tmp_path / "state", engine(stub_model))
+    async with directing(file, server.url) as player:
+        await player.ask(EngineStarted, player.start())
+        await player.decide(NodeSilent(node=NodeName("node-z"), since=0))
+        await player.decide(NodeSilent(node=NODE, since=0))
+        up = await player.wait(NodeUp)
+        assert [each.state for each in up.engines] == ["paused"]
+        with pytest.raises(TimeoutError):
+            await player.wait(NodeUp, within_s=0.3)
 
 
 async def test_decisions_of_a_lost_epoch_have_no_effect_also_after_a_restart(

@@ -55,6 +55,13 @@ def test_the_file_of_the_design_is_read(tmp_path: Path) -> None:
         ('"--port"', '"--shutdown-timeout", "30", "--port"', ["30", "grace_s 10"]),
         ('job = "grpo-1"', 'job = "GRPO 1"', ["GRPO 1"]),
         ('node = "node-a"', "node = 7", ["$.node", "7"]),
+        ('node = "node-a"', 'node = "A"', ["$.node", "'A'"]),
+        ('name = "node-a-0"', 'name = "E_0"', ["$.engines[0].name", "'E_0'"]),
+        ('state_dir = "', 'state_dir = "" # ', ["$.state_dir", "''"]),
+        ('kind = "vllm"', 'model = ""', ["$.engines[0].model", "''"]),
+        ('kind = "vllm"', 'how = ["fork"]', ["$.engines[0].how", "['fork']", "not supported yet"]),
+        ('VLLM_SERVER_DEV_MODE = "1"', "A = 1", ["$.engines[0].env", "{'A': 1}"]),
+        ('"-m", "server"', '"serve", "/no/such/dir"', ["$.engines[0].command", "serve '/no/such/dir'"]),
         ("[[engines]]", "[[engine]]", ["unknown field `engine`"]),
         ("job", "job job", ["not TOML"]),
     ],
@@ -86,6 +93,8 @@ def test_one_engine_needs_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert file.node.endswith("-engine-0")
     assert file.state_path == tmp_path / "relight/grpo-1" / file.node
     assert file.engines[0].env["CUDA_VISIBLE_DEVICES"] == "3"
+    with pytest.raises(UsageError, match=r"^command\[0\] 'no-such-program' is no program"):
+        config.one_engine("grpo-1", "engine-0", ["no-such-program", "{port}"])
     with pytest.raises(UsageError, match="Engine 0"):
         config.one_engine("grpo-1", "Engine 0", ["python3", "{port}"])
 

@@ -21,6 +21,7 @@ from relight.agents.node.proc import Liveness
 from relight.agents.node.tree import Exit, Tree
 from relight.events.ids import EngineName, JobName
 from relight.events.values import Process
+from tests.node_support import kill
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 
@@ -95,7 +96,10 @@ def test_the_exit_of_a_grandchild_is_read_from_its_zombie(body: str, expected: t
 
 def test_an_incarnation_is_its_session_its_descendants_its_tag_and_its_folder(tmp_path: Path) -> None:
     tag, folder = "relight.test.e0.1", str(tmp_path / "x")
-    spawn = f"import subprocess, sys, time; subprocess.Popen({SLEEP!r}, start_new_session=True, env={{}}); time.sleep(60)"
+    spawn = (
+        "import subprocess, time;"
+        f"subprocess.Popen({SLEEP!r}, start_new_session=True, env={{}}); time.sleep(60)"
+    )
     environment = {**os.environ, marks.TAG: tag}
     titled = [*SLEEP, f"{tag}::EngineCore"]
     with (
@@ -117,6 +121,8 @@ def test_an_incarnation_is_its_session_its_descendants_its_tag_and_its_folder(tm
         assert found[leader] == "leader" and found[core] == "core"
         assert not {speaks_of_it, eleventh, stranger} & found.keys()
         assert os.getpid() not in {process.pid for process in found}
+        (grandchild,) = found.keys() - {leader, tagged, placed, core}
+        kill(grandchild)
 
 
 def test_a_session_whose_number_another_process_took_is_not_ours() -> None:

@@ -9,17 +9,20 @@ import msgspec
 import pytest
 
 from relight.events.bus.embedded import Embedded
+from relight.events.decisions import ReportRequested
 from relight.events.facts import (
     EngineDead,
     EngineStarted,
     EngineStopped,
     Healthy,
+    NodeUp,
     WeightsFailed,
     WeightsLoaded,
 )
 from relight.events.values import Canary, Weights
 from relight.events.version import BASE, Version
 from tests.node_support import (
+    NODE,
     Player,
     directing,
     engine,
@@ -154,6 +157,22 @@ async def test_a_load_that_hangs_ends_at_its_deadline_and_the_engine_is_not_call
         failed = await player.ask(WeightsFailed, player.load(V1, uri, digest, seconds=4))
         assert failed.touched and "deadline" in failed.error
         assert not player.seen(EngineDead)
+
+
+async def test_an_engine_in_the_middle_of_a_load_is_reported_at_no_version(
+    server: Embedded, tmp_path: Path, stub_model: Path
+) -> None:
+    uri, digest = write_snapshot(tmp_path / "w1", V1, seed=1)
+    file = node_file(tmp_path / "state", engine(stub_model))
+    async with directing(file, server.url) as player:
+        started, _ = await _serving(player)
+        await knobs(started, reload="hang")
+        await player.decide(player.load(V1, uri, digest))
+        while record(file).load is None:
+            await player.job.pulses()
+        asked = ReportRequested(**player.head(), node=NODE, deadline=player.deadline())
+        up = await player.ask(NodeUp, asked)
+        assert [(each.state, each.version) for each in up.engines] == [("paused", None)]
 
 
 async def test_a_death_ends_a_load_at_once(server: Embedded, tmp_path: Path, stub_model: Path) -> None:

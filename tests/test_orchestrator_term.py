@@ -133,12 +133,13 @@ async def test_what_cannot_be_decoded_is_parked_and_the_rest_goes_on(server: Emb
         await commands.xadd(job.keys.facts, {"type": "Nonsense", "source": "x", "data": "{}"})
         await commands.xadd(job.keys.facts, {"type": "NodeUp", "source": "x", "data": '{"node": 3}'})
         await commands.xadd(job.keys.facts, {"hello": "world"})
+        await commands.xadd(job.keys.facts, {"type": b"\xff", "data": b"\xff"})
         agent = Agent(job)
         await agent.up(0, epoch=0)
         await agent.hears(StartEngine)
         parked = await commands.xrange(job.keys.parked)
         reasons = [fields["reason"] for _, fields in parked]
-        assert len(reasons) == 3
+        assert len(reasons) == 4
         assert "unknown type 'Nonsense'" in reasons[0]
         assert "$.node" in reasons[1]
 

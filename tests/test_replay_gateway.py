@@ -151,6 +151,10 @@ async def test_the_callers_own_fault_has_the_engines_status_and_words(world: Wor
     async with world.post(token_ids="text") as answer:
         assert answer.status == 400
         assert "token_ids" in (await answer.json())["error"]["message"]
+    for stream in (False, True):
+        async with world.post(sampling_params={"max_tokens": "x"}, stream=stream) as answer:
+            assert answer.status == 400
+            assert "max_tokens" in (await answer.json())["error"]["message"]
 
 
 async def test_a_client_that_goes_leaves_nothing_running_in_the_engine(world: World) -> None:

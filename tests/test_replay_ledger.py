@@ -333,6 +333,26 @@ def test_parameters_that_a_stream_cannot_answer_are_refused() -> None:
         rules({"prompt_logprobs": 0}, tokenizer=False)
 
 
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({"max_tokens": "x"}, r"sampling_params: .*`\$\.max_tokens`"),
+        ({"stop": 3}, r"sampling_params: .*`\$\.stop`"),
+        ({"stop_token_ids": ["x"]}, r"sampling_params: .*`\$\.stop_token_ids\[0\]`"),
+        ({"n": 10**9}, "n 1000000000 is more than 16384"),
+    ],
+)
+def test_parameters_that_cannot_be_reckoned_with_are_refused(params: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        rules(params, tokenizer=False)
+
+
+def test_a_number_of_choices_that_is_none_is_left_to_the_engine() -> None:
+    ledger = Ledger([1], {"n": -1})
+    assert not ledger.settle()
+    assert ledger.ask(attempt=0, version="0.0").sampling_params == {"n": -1}
+
+
 # --- versions ------------------------------------------------------------------------------------------
 
 

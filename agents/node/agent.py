@@ -20,8 +20,9 @@ from relight.agents.node.owned import Shared
 from relight.agents.node.record import Store
 from relight.agents.node.slot import Slot
 from relight.agents.outbox import FileOutbox, Publisher
+from relight.events import codec
 from relight.events.bus.client import Bus, open_bus
-from relight.events.bus.follow import Away, Decided, Follower, Synced
+from relight.events.bus.follow import Away, Decided, Follower, Noted, Synced
 from relight.events.bus.job import JobBus, Pulse
 from relight.events.decisions import (
     AnyDecision,
@@ -34,8 +35,9 @@ from relight.events.decisions import (
     SyncWeights,
     VerifyEngine,
 )
-from relight.events.errors import BusUnavailable, Fenced, RelightError
-from relight.events.facts import NodeUp
+from relight.events.envelope import Entry
+from relight.events.errors import BusUnavailable, Fenced, RelightError, Undecodable
+from relight.events.facts import NodeSilent, NodeUp
 from relight.events.ids import DecisionId, agent_source
 from relight.events.schema import Snapshot
 
@@ -59,6 +61,9 @@ async def serve(node_file: NodeFile, *, bus_url: str, stop_engines: bool = False
         pidfd.become_subreaper()
         async with open_bus(bus_url, reached=first) as bus, vllm.session() as http:
             agent = Agent(node_file, store=store, bus=bus, http=http)
+            log.info(
+                "agent is up job=%s node=%s state_dir=%s", node_file.job, node_file.node, store.directory
+            )
             try:
                 await agent.run()
             finally:
@@ -160,6 +165,8 @@ class Agent:
                     await self._synced(snapshot, why)
                 case Decided(decision=decision):
                     self._decided(decision)
+                case Noted(entry=entry):
+                    self._noted(entry)
                 case Away(reason=reason):
                     log.warning("the bus is away; engines serve on reason=%s", reason)
                 case _:
@@ -167,17 +174,27 @@ class Agent:
 
     async def _synced(self, snapshot: Snapshot, why: str) -> None:
         log.info("synced why=%s epoch=%d", why, snapshot.epoch)
+        self._store.raise_epoch(snapshot.epoch)  # what is said from here on is said under that epoch
         if why != "gap":
             for name, slot in self._slots.items():
                 if name in snapshot.engines and snapshot.engines[name].node == self._node:
                     await slot.recall(snapshot.engines[name])
             await self._enrol()
             self._publisher.say(self._node_up())
-        self._store.raise_epoch(snapshot.epoch)
         for name in self._slots:
             state = snapshot.engines.get(name)
             if state is not None and state.intent is not None and state.intent.epoch >= snapshot.epoch:
                 self._decided(state.intent)  # one of an older epoch is asked for again, not obeyed
+
+    def _noted(self, entry: Entry) -> None:
+        """Not silent at all, only cut off or stopped for a while: what is true is said again."""
+        try:
+            fact = codec.decode_fact(entry)
+        except Undecodable as error:
+            log.warning("a decision of no known type is passed over error=%s", error)
+            return
+        if isinstance(fact, NodeSilent) and fact.node == self._node:
+            self._publisher.say(self._node_up())
 
     async def _enrol(self) -> None:
         try:

@@ -9,7 +9,7 @@ import re
 import shutil
 import socket
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -92,7 +92,7 @@ def load(path: Path) -> NodeFile:
         file = msgspec.convert(raw, NodeFile)
     except msgspec.ValidationError as error:
         raise UsageError(f"node file {str(path)!r}: {_with_value(str(error), raw)}") from error
-    return checked(file, where=f"node file {str(path)!r}")
+    return checked(file, where=f"node file {str(path)!r}: ")
 
 
 def one_engine(job: str, name: str, command: Sequence[str]) -> NodeFile:
@@ -101,6 +101,7 @@ def one_engine(job: str, name: str, command: Sequence[str]) -> NodeFile:
     The command runs as it would from this shell, so the devices chosen there stay chosen.
     """
     engine_name(name)
+    job_name(job)
     host = re.sub(r"[^a-z0-9]+", "-", socket.gethostname().lower()).strip("-") or "host"
     node = node_name(f"{host[: 62 - len(name)].rstrip('-') or 'host'}-{name}"[:63])
     engine = Engine(
@@ -109,76 +110,95 @@ def one_engine(job: str, name: str, command: Sequence[str]) -> NodeFile:
         env={variable: os.environ[variable] for variable in DEVICES if variable in os.environ},
     )
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "relight" / job / node
-    file = NodeFile(job=job_name(job), node=node, state_dir=str(state), engines=(engine,))
-    return checked(file, where="command")
+    file = NodeFile(job=JobName(job), node=node, state_dir=str(state), engines=(engine,))
+    return checked(file, where="", engine_at="")
 
 
-def checked(file: NodeFile, *, where: str) -> NodeFile:
-    """`file` where everything that it names is there; raises UsageError."""
-    job_name(file.job)
-    node_name(file.node)
+def checked(file: NodeFile, *, where: str, engine_at: str = "$.engines[{}].") -> NodeFile:
+    """`file` where everything that it names is there; raises UsageError, led by `where` and `engine_at`."""
+    _check_name(job_name, file.job, f"{where}$.job")
+    _check_name(node_name, file.node, f"{where}$.node")
+    if not file.state_dir:
+        raise UsageError(f"{where}$.state_dir '' names no folder")
     if not file.engines:
-        raise UsageError(f"{where}: $.engines is empty: an agent without engines has nothing to do")
+        raise UsageError(f"{where}$.engines is empty: an agent without engines has nothing to do")
     seen: set[str] = set()
     for index, engine in enumerate(file.engines):
-        at = f"{where}: $.engines[{index}]"
-        engine_name(engine.name)
+        at = where + engine_at.format(index)
+        _check_name(engine_name, engine.name, f"{at}name")
         if engine.name in seen:
-            raise UsageError(f"{at}.name {engine.name!r} stands twice")
+            raise UsageError(f"{at}name {engine.name!r} stands twice")
         seen.add(engine.name)
         _check_engine(engine, at)
     ports = [engine.port for engine in file.engines if engine.port is not None]
     for port in ports:
         if ports.count(port) > 1:
-            raise UsageError(f"{where}: port {port} is given to two engines")
+            raise UsageError(f"{where}port {port} is given to two engines")
     return file
+
+
+def _check_name(name: Callable[[str], str], text: str, at: str) -> None:
+    try:
+        name(text)
+    except UsageError as error:
+        raise UsageError(f"{at}: {error}") from None
 
 
 def _check_engine(engine: Engine, at: str) -> None:
     if engine.launcher == "delegated":
-        raise UsageError(f"{at}.launcher 'delegated' is not supported yet; use 'process'")
+        raise UsageError(f"{at}launcher 'delegated' is not supported yet; use 'process'")
+    if "cold" not in engine.how:
+        raise UsageError(f"{at}how {list(engine.how)} is not supported yet without 'cold'")
     if not engine.command:
-        raise UsageError(f"{at}.command is empty")
+        raise UsageError(f"{at}command is empty")
     program = engine.command[0]
     if shutil.which(program, path=engine.env.get("PATH")) is None:
-        raise UsageError(f"{at}.command[0] {program!r} is no program that can be run")
+        raise UsageError(f"{at}command[0] {program!r} is no program that can be run")
     words = (*engine.command, *engine.env.values())
     if engine.port is None and not any("{port}" in word for word in words):
-        raise UsageError(f"{at}.command {list(engine.command)} has no {{port}}, and no `port` is given")
+        raise UsageError(f"{at}command {list(engine.command)} has no {{port}}, and no `port` is given")
     if engine.port is not None and not 0 < engine.port < 65_536:
-        raise UsageError(f"{at}.port {engine.port} is no port")
+        raise UsageError(f"{at}port {engine.port} is no port")
     if engine.model is None and any("{weights}" in word for word in words):
-        raise UsageError(f"{at}.command has {{weights}} but there is no `model`, the base model's folder")
+        raise UsageError(f"{at}command has {{weights}} but there is no `model`, the base model's folder")
     for key, value in (("stall_s", engine.stall_s), ("grace_s", engine.grace_s), ("start_s", engine.start_s)):
         if value is not None and not 0 < value < float("inf"):
-            raise UsageError(f"{at}.{key} {value} must be a finite number of seconds above 0")
+            raise UsageError(f"{at}{key} {value} must be a finite number of seconds above 0")
     _check_model(engine, at)
     drain = _option(engine.command, "--shutdown-timeout")
     if drain is not None and _number(drain) >= engine.grace_s:
         raise UsageError(
-            f"{at}.command drains for {drain} s (--shutdown-timeout), not less than grace_s {engine.grace_s}"
+            f"{at}command drains for {drain} s (--shutdown-timeout), not less than grace_s {engine.grace_s}"
         )
 
 
 def _check_model(engine: Engine, at: str) -> None:
-    if engine.model is not None and not Path(engine.model).is_dir():
-        raise UsageError(f"{at}.model {engine.model!r} is no folder")
-    named = _option(engine.command, "--model")
+    if engine.model is not None and not (engine.model and Path(engine.model).is_dir()):
+        raise UsageError(f"{at}model {engine.model!r} is no folder")
+    flag, named = _named_model(engine.command)
     if named is None or any(mark in named for mark in PLACEHOLDERS):
         return
     if named.startswith(("/", "./", "../", "~")) and not Path(named).expanduser().is_dir():
-        raise UsageError(f"{at}.command: --model {named!r} is no folder")
+        raise UsageError(f"{at}command: {flag} {named!r} is no folder")
 
 
 def base_model(engine: Engine) -> Path | None:
     """The folder of the weights that the engine starts on without others; None where it is no folder."""
-    named = engine.model or _option(engine.command, "--model")
+    named = engine.model or _named_model(engine.command)[1]
     return Path(named) if named and Path(named).is_dir() else None
 
 
 def starts_empty(engine: Engine) -> bool:
     """Whether the command starts the engine without weights."""
     return _option(engine.command, "--load-format") == "dummy"
+
+
+def _named_model(command: Sequence[str]) -> tuple[str, str | None]:
+    """What `--model M` or `vllm serve M` names, behind the word that does: a folder, or a name on a hub."""
+    if named := _option(command, "--model"):
+        return "--model", named
+    served = _option(command, "serve")
+    return "serve", None if served is None or served.startswith("-") else served
 
 
 def _option(command: Sequence[str], flag: str) -> str | None:
@@ -213,5 +233,6 @@ def _with_value(message: str, raw: Mapping[str, Any]) -> str:
             return message
     if unknown := re.search(r"unknown field `([^`]*)`", message):
         value = cast("dict[str, Any]", value).get(unknown[1])
-    shown = "" if isinstance(value, dict) else f" (value {value!r})"
-    return f"{message}{shown}"
+    if isinstance(value, dict) and not (path and path[1].endswith("[...]")):  # whole tables are no values
+        return message
+    return f"{message} (value {value!r})"

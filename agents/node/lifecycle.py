@@ -29,10 +29,15 @@ async def begin(owned: Owned, order: StartEngine) -> None:
         _begun_before(owned, order)
         return
     try:
-        await _clear(owned, order.incarnation)
+        begun = await _clear(owned, order.incarnation)
     except NotProven as error:
         text = f"incarnation {record.incarnation} is not gone: {error}"
         owned.shared.say(_start_failed(order, StartFailure("predecessor", text), Proof()))
+        return
+    if begun is not None:
+        owned.note(incarnation=order.incarnation)
+        lost = StartFailure("interrupted", "it was being started, and the record of that was lost")
+        _ended(owned, _start_failed(order, lost, begun))
         return
     try:
         await start.start(owned, order)
@@ -50,20 +55,28 @@ def _begun_before(owned: Owned, order: StartEngine) -> None:
         owned.shared.say(msgspec.structs.replace(record.ended, answers=order.id))
 
 
-async def _clear(owned: Owned, incarnation: int) -> None:
-    """Prove everything of older incarnations gone; raises NotProven."""
+async def _clear(owned: Owned, incarnation: int) -> Proof | None:
+    """Prove everything of older incarnations gone, and what stands of this one, whose proof is returned.
+
+    Raises NotProven.
+    """
     if owned.record.phase != "absent":
         await stop.prove_present_gone(owned, grace_s=0, within_s=PROOF_S)
         owned.save(phase="absent")
-    for older in tuple(owned.family()):
-        if older < incarnation:
-            await foundlings.prove_gone(owned, older, (), within_s=PROOF_S)
+    begun: Proof | None = None
+    for found in sorted(owned.family()):
+        if found <= incarnation:
+            proof = await foundlings.prove_gone(owned, found, (), within_s=PROOF_S)
+            begun = proof if found == incarnation else None
     owned.foundlings.clear()
+    return begun
 
 
 async def failed(owned: Owned, error: StartFailure, order: StartEngine) -> None:
     """Clear what a start left, then say so."""
-    log.warning("start failed engine=%s.%d error=%s", owned.name, order.incarnation, error)
+    log.warning(
+        "start failed engine=%s.%d log=%s error=%s", owned.name, order.incarnation, owned.log_path, error
+    )
     try:
         proof = await stop.prove_present_gone(owned, grace_s=0, within_s=PROOF_S)
     except NotProven as left:

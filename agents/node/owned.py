@@ -188,7 +188,7 @@ class Owned:
                     incarnation=record.incarnation,
                     state="paused" if record.paused else "up",
                     address=record.address,
-                    version=record.version,
+                    version=record.version if record.load is None else None,
                     processes=tuple(living),
                 )
             case "starting" | "stopping":

@@ -152,6 +152,7 @@ class Slot:
         if record.host_boot != owned.shared.store.host_boot:
             owned.note(members=(), leader=None)
         tree = owned.watch()
+        log.info("adopted engine=%s.%d phase=%s", owned.name, record.incarnation, record.phase)
         if not owned.up:
             return
         vital = [member for member in record.members if member.role in VITAL]
@@ -228,6 +229,10 @@ class Slot:
                 detail="\n".join((verdict.detail, *lines)),
                 detect_ms=detect_ms,
             )
+        )
+        log.warning(
+            "dead engine=%s.%d cause=%s detail=%r",
+            *(owned.name, owned.record.incarnation, verdict.cause.value, verdict.detail),
         )
         owned.save(dead=True)
         self._interrupt()

@@ -67,6 +67,11 @@ async def _start(owned: Owned, order: StartEngine, began: float) -> None:
     owned.look_around()
     owned.save(phase="up", seconds=(monotonic_ms() - began) / 1000.0)
     owned.shared.say(started(owned, order))
+    told = owned.record
+    log.info(
+        "up engine=%s.%d address=%s seconds=%.1f log=%s",
+        *(owned.name, told.incarnation, told.address, told.seconds, owned.log_path),
+    )
 
 
 def started(owned: Owned, order: StartEngine) -> EngineStarted:
@@ -158,10 +163,8 @@ async def _died(owned: Owned, process: Process) -> StartFailure:
             await owned.pump.ended()
     lines = last_lines(owned.log_path, 200)
     taken = any("EADDRINUSE" in line or "ddress already in use" in line for line in lines)
-    text = "\n".join(lines[-8:])
-    return StartFailure(
-        "EADDRINUSE" if taken else "exit", f"its {role} (pid {process.pid}) ended while starting\n{text}"
-    )
+    text = "\n".join((f"its {role} (pid {process.pid}) ended while starting", *lines[-8:]))
+    return StartFailure("EADDRINUSE" if taken else "exit", text)
 
 
 async def _listening(owned: Owned) -> Listener:

@@ -4,8 +4,9 @@ It streams from engines always, also for answers that are not streamed. Bytes th
 back: a turn that would have to be replayed from its prompt after its first byte fails with an error frame.
 """
 
-import errno
 import logging
+import os
+import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -87,10 +88,9 @@ async def _serve(
 async def _listen(runner: web.AppRunner, host: str, port: int) -> None:
     try:
         await web.TCPSite(runner, host, port).start()
-    except OSError as error:
-        if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
-            raise UsageError(f"gateway cannot listen on {host}:{port}: {error.strerror}") from error
-        raise
+    except OSError as error:  # of a name that is none, or of an address that cannot be had
+        why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        raise UsageError(f"gateway cannot listen on {host}:{port}: {why}") from error
 
 
 def _application(client: ReplayClient) -> web.Application:

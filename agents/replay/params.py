@@ -9,10 +9,15 @@ from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
+import msgspec
+
 from relight.events.errors import UsageError
 
 Params = Mapping[str, Any]
 """vLLM's SamplingParams by their names there."""
+
+N_MOST = 16_384
+"""Sequences of one call; vLLM's own limit."""
 
 
 def _given(name: str) -> Callable[[Params], bool]:
@@ -47,6 +52,18 @@ REPLAYED: tuple[tuple[Callable[[Params], bool], str], ...] = (
 """Which parameters forbid a continuation, and how that is called."""
 
 
+class _Read(msgspec.Struct, frozen=True):
+    """The parameters that are reckoned with here, in the types that they must have."""
+
+    n: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    logprobs: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+
+
 class Rules(NamedTuple):
     """What the ledger needs to know of the parameters, read once."""
 
@@ -70,21 +87,26 @@ def rules(params: Params, *, tokenizer: bool, eos: int | None = None) -> Rules:
         raise UsageError(
             "prompt_logprobs are not part of a streamed answer; ask the engine for them directly"
         )
-    stop = params.get("stop") or ()
+    try:
+        read = msgspec.convert(dict(params), _Read)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"sampling_params: {error}") from error
+    if (n := read.n or 1) > N_MOST:
+        raise UsageError(f"sampling_params: n {n} is more than {N_MOST}")
+    stop = read.stop or ()
     strings = (stop,) if isinstance(stop, str) else tuple(stop)
-    logprobs = params.get("logprobs")
     why = next((name for forbids, name in REPLAYED if forbids(params)), None)
     if why is None and strings and not tokenizer:
         why = "stop strings without a tokenizer"
-    ends: set[int] = set(params.get("stop_token_ids") or ())
+    ends = set(read.stop_token_ids or ())
     if eos is not None and not params.get("ignore_eos"):
         ends.add(eos)
     return Rules(
-        n=params.get("n") or 1,
-        max_tokens=params.get("max_tokens"),
-        min_tokens=params.get("min_tokens") or 0,
-        scored=logprobs is not None,
-        ranked=bool(logprobs),
+        n=max(1, n),  # less is the engine's to refuse
+        max_tokens=read.max_tokens,
+        min_tokens=read.min_tokens or 0,
+        scored=read.logprobs is not None,
+        ranked=bool(read.logprobs),
         stops=frozenset(ends),
         stop_strings=strings,
         replayed=why,

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar, overload
 
 from relight.agents.trainer.barrier import Phase
 from relight.agents.trainer.members import Members
@@ -42,6 +42,12 @@ class Trainer(Protocol):
         """This life's number; 0 before it began, and with relight disabled."""
         ...
 
+    @overload
+    def wait(
+        self, fn: Callable[[], Awaitable[T]], *, step: int | None = None, phase: Phase = "rollout"
+    ) -> T: ...
+    @overload
+    def wait(self, fn: Callable[[], T], *, step: int | None = None, phase: Phase = "rollout") -> T: ...
     def wait(
         self, fn: Callable[[], T | Awaitable[T]], *, step: int | None = None, phase: Phase = "rollout"
     ) -> T:

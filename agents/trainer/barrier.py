@@ -86,7 +86,8 @@ class Barrier(msgspec.Struct, frozen=True, kw_only=True):
     """The trainer's side of one run."""
 
     run: int
-    pushes: bool = False
+    pushes: bool | None = None
+    """Whether the transport writes into engines; none without a transport."""
     subset: bool = True
     epoch: int = 0
     """The highest seen."""
@@ -137,6 +138,7 @@ def stands(
         sync=opening.sync,
         release=opening.release,
         subset=barrier.subset,
+        pushes=barrier.pushes,
         cut_off=cut_off,
         answers=answers,
     )

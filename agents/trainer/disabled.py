@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self, TypeVar, overload
 
 from relight.agents.trainer.barrier import Phase
 from relight.agents.trainer.lanes import Lane
@@ -44,6 +44,12 @@ class Disabled(_Nothing):
     ) -> None:
         self._lane.close()
 
+    @overload
+    def wait(
+        self, fn: Callable[[], Awaitable[T]], *, step: int | None = None, phase: Phase = "rollout"
+    ) -> T: ...
+    @overload
+    def wait(self, fn: Callable[[], T], *, step: int | None = None, phase: Phase = "rollout") -> T: ...
     def wait(
         self, fn: Callable[[], T | Awaitable[T]], *, step: int | None = None, phase: Phase = "rollout"
     ) -> T:

@@ -29,7 +29,7 @@ class Gate:
         self.changed = threading.Condition()
         """Notified after each turn; its lock is the gate's."""
         self.barrier = Barrier(
-            run=0, pushes=sync is not None and sync.pushes, subset=sync is not None and sync.subset
+            run=0, pushes=sync.pushes if sync is not None else None, subset=sync is not None and sync.subset
         )
 
     # --- from the session --------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self, TypeVar, overload
 
 from relight.agents.snapshot import directory_of
 from relight.agents.trainer.alone import Alone
@@ -80,6 +80,12 @@ class Run:
 
     # --- boundaries ----------------------------------------------------------------------------------
 
+    @overload
+    def wait(
+        self, fn: Callable[[], Awaitable[T]], *, step: int | None = None, phase: Phase = "rollout"
+    ) -> T: ...
+    @overload
+    def wait(self, fn: Callable[[], T], *, step: int | None = None, phase: Phase = "rollout") -> T: ...
     def wait(
         self, fn: Callable[[], T | Awaitable[T]], *, step: int | None = None, phase: Phase = "rollout"
     ) -> T:

@@ -104,7 +104,7 @@ def _closed(barrier: Barrier) -> Step:
     cut_off = barrier.running
     closed = replace(refused.barrier, open=False, running=None)
     if cut_off is not None:
-        void = refusal(cut_off, "the boundary's close cut it off", touched=barrier.pushes)
+        void = refusal(cut_off, "the boundary's close cut it off", touched=bool(barrier.pushes))
         closed = remember(closed, void)
     last = stands(closed, cut_off=cut_off.sync if cut_off else None)
     return Step(closed, (*refused.facts, last))

@@ -43,10 +43,10 @@ class Bus:
             self.url,
             protocol=2,
             decode_responses=True,
+            encoding_errors="replace",  # an entry that is no text is to be parked, not to end its readers
             retry=Retry(NoBackoff(), 0),
             socket_timeout=timeout_s,
             socket_connect_timeout=COMMAND_TIMEOUT_S,
-            socket_keepalive=True,
             max_connections=connections,
         )
 
@@ -126,9 +126,13 @@ async def _closed(*clients: Reader) -> None:
 
 
 def _from_url(url: str, **options: Any) -> "redis.Redis":
+    if not url.startswith("unix:"):
+        options["socket_keepalive"] = True
     try:
-        return cast("redis.Redis", cast(Any, redis.Redis).from_url(url, **options))
-    except ValueError as error:
+        client = cast(Any, redis.Redis).from_url(url, **options)
+        client.connection_pool.make_connection()  # options in the URL are looked at here
+        return cast("redis.Redis", client)
+    except (TypeError, ValueError) as error:
         raise UsageError(f"bus URL {shown(url)!r}: {error}") from error
 
 

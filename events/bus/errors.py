@@ -1,8 +1,8 @@
 """Between the client library's errors and ours: what is worth another try, and what is a bug."""
 
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
-from urllib.parse import urlsplit
 
 from redis import exceptions
 
@@ -25,12 +25,13 @@ _CANNOT_SERVE_NOW = (
 )
 
 
+_PASSWORD = re.compile(r"(//[^:/?#]*:)[^/?#]*@")
+"""By itself, since a URL that cannot be taken apart is shown too."""
+
+
 def shown(url: str) -> str:
     """`url` without its password, for messages."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    return url.replace(f":{parts.password}@", ":***@", 1)
+    return _PASSWORD.sub(r"\1***@", url, count=1)
 
 
 @contextmanager

@@ -4,6 +4,7 @@
 130 on Ctrl-C. What goes wrong on purpose is one sentence on stderr; a traceback is a bug of ours.
 """
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -23,12 +24,22 @@ that comes as far as here means that it was never reached; Fenced means a live d
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (`sys.argv` by default); its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    _open_closed_streams()
     try:
         code = _run(words)
         sys.stdout.flush()
     except BrokenPipeError:  # nobody reads on, as in `relight events | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return DONE
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _drop_output()
+        print(
+            f"relight: cannot write to {error.filename or 'the output or a file'}: {error.strerror}",
+            file=sys.stderr,
+        )
+        return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
     except SystemExit as stop:
@@ -56,13 +67,27 @@ def _failed(error: BaseException) -> int:
     causes = leaves(error)
     if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
         return INTERRUPTED
-    if any(isinstance(cause, BrokenPipeError) for cause in causes):
-        raise BrokenPipeError
+    for refused in causes:
+        if isinstance(refused, OSError) and refused.errno in (errno.EPIPE, errno.ENOSPC):
+            raise refused
     if not all(isinstance(cause, RelightError) for cause in causes):
         raise error
     for cause in dict.fromkeys(str(cause) for cause in causes):
         print(f"relight: {cause}", file=sys.stderr)
     return USAGE if any(isinstance(cause, _EXIT_WITH_2) for cause in causes) else FAILED
+
+
+def _open_closed_streams() -> None:
+    """Open what the caller has closed, to nowhere: the next file would get its number, and be printed to."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            setattr(sys, name, os.fdopen(nowhere, "w" if number else "r"))
+
+
+def _drop_output() -> None:
+    """What is still buffered goes nowhere, or Python would fail over it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def leaves(error: BaseException) -> list[BaseException]:

@@ -80,17 +80,17 @@ def _of_job(parser: argparse.ArgumentParser) -> None:
 
 
 def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 65535:
-        raise argparse.ArgumentTypeError(f"{port} is no port")
-    return port
+    if not (text.isdecimal() and int(text) <= 65535):
+        raise argparse.ArgumentTypeError(f"{text} is no port")
+    return int(text)
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is less than 1")
-    return number
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is no whole number")
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return int(text)
 
 
 def _demo(add: Add) -> None:
@@ -114,7 +114,7 @@ def _orchestrate(add: Add) -> None:
     parser = _command(add, "orchestrate", summary="decide for jobs, in the foreground")
     parser.add_argument("--job", action="append", metavar="NAME", help="default: all jobs of the bus")
     parser.add_argument("--config", metavar="FILE", help="[defaults] and [jobs.NAME]")
-    parser.add_argument("--observe", action="store_true", help="publish decisions, marked; do nothing")
+    parser.add_argument("--observe", action="store_true", help="not yet")
 
 
 def _agent(add: Add) -> None:

@@ -26,18 +26,22 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
 
 def event(entry: Entry, *, since_ms: int | None = None) -> str:
-    """One entry on one line: its sender's clock (or ms after `since_ms`), who, what, why, and its data."""
+    """One entry on one line: its sender's clock (or ms after `since_ms`), who, what, why, and its data.
+
+    Whatever an entry holds, a terminal is sent printable characters alone.
+    """
     data = chronicle.data_of(entry)
     decided = chronicle.from_decisions(entry)
     rest = {key: data[key] for key in data if key not in _BESIDE | (_OF_DECISIONS if decided else set())}
     name = data.get("engine")
     of = NONE if name is None else f"{name}.{data.get('incarnation', '?')}"
     stamp = _clock(entry.time) if since_ms is None else f"+{entry.time - since_ms:>6} ms"
-    gist = _gist(rest) if data else entry.data
-    why = data.get("reason")
+    gist = _gist(rest) if data else _short(entry.data)
+    why = _first_line(str(data.get("reason") or ""))
     told = f"{why} [{gist}]" if why and gist else why or gist
     who = "orchestrator" if decided else entry.source
-    return f"{stamp} {'FD'[decided]} {who:<20} {entry.type:<17} {of:<14} {told}".rstrip()
+    line = f"{stamp} {'FD'[decided]} {who:<20} {entry.type:<17} {of:<14} {told}".rstrip()
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line)
 
 
 _BESIDE = frozenset({"type", "engine", "incarnation"})
@@ -60,8 +64,16 @@ def _short(value: object) -> str:
     if isinstance(value, list):
         items = cast(Sequence[Any], value)
         return f"[{' '.join(map(_short, items))}]" if len(items) <= 4 else f"[{len(items)} of them]"
-    text = f"{value:.3g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.3g}"
+    text = _first_line(str(value))
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _first_line(text: str) -> str:
+    """`text`, marked where lines below it, such as those of an engine's log, are left out."""
+    first, _, more = text.partition("\n")
+    return f"{first} ..." if more else first
 
 
 def _clock(time_ms: int) -> str:

@@ -2,7 +2,8 @@
 
 Ctrl-C and, for lasting commands, SIGTERM cancel it; it then cleans up within its own deadlines. A cancel
 scope is used and not asyncio's own answer to Ctrl-C, which cancels once: a library that swallows that one
-cancellation (redis-py while it connects) would go on for ever. The second signal is not caught.
+cancellation (redis-py while it connects) would go on for ever. A second signal is not caught: it ends the
+process where it stands.
 """
 
 import signal
@@ -42,6 +43,7 @@ async def _until_signal(main: Main, numbers: tuple[signal.Signals, ...]) -> None
                 async for number in signals:
                     caught.append(number)
                     break
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler would end it with a traceback
             tasks.cancel_scope.cancel()
 
         await tasks.start(watch)

@@ -63,6 +63,8 @@ def _row(engine: EngineView) -> tuple[object, ...]:
     waits: list[str] = []
     if engine.intent:
         waits.append(f"{engine.intent.decision}, {engine.intent.left_s:.0f} s left")
+    if engine.backoff_s is not None:
+        waits.append(f"its next start, in {engine.backoff_s:.0f} s")
     if engine.why:
         since = f" for {engine.for_s:.1f} s" if engine.for_s is not None else ""
         waits.append(f"recovery{since}: {engine.why}" if engine.recovery else engine.why)

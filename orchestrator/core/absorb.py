@@ -114,9 +114,13 @@ def _suspected(case: Case, fact: RouteSuspected) -> None:
 
 def _death(fact: EngineDead) -> str:
     how = f"signal {fact.signal}" if fact.signal is not None else f"exit code {fact.exit_code}"
-    return (
-        f"{fact.cause.value} ({how if fact.cause.value in ('exit', 'signal', 'oom') else fact.detail or how})"
-    )
+    told = how if fact.cause.value in ("exit", "signal", "oom") else first_line(fact.detail) or how
+    return f"{fact.cause.value} ({told})"
+
+
+def first_line(said: str) -> str:
+    """What a fact says, without the lines of an engine's log that may stand below it."""
+    return said.partition("\n")[0]
 
 
 def _started_on(engine: EngineState) -> str | None:
@@ -150,6 +154,8 @@ def _healthy(case: Case, fact: Healthy) -> None:
         return
     if fact.version != engine.version or not work.reported(engine.node):
         return
+    if fact.answers != engine.intent.id:  # the proof of something that was asked before
+        return
     if engine.phase is Phase.VERIFYING:
         recovery.mark(work, case.name, "verify")
     work.put(case.name, intent=None)
@@ -171,6 +177,7 @@ def _seen(case: Case, fact: NodeUp) -> None:
         incarnation=max(report.incarnation, case.engine.incarnation),
         address=report.address,
         version=report.version,
+        digest=case.engine.digest if report.version == case.engine.version else None,
         processes=report.processes or case.engine.processes,
     )
 

@@ -48,6 +48,7 @@ def _opened(work: Work, fact: SafeBoundary) -> None:
         sync=fact.sync,
         release=fact.release,
         subset=fact.subset,
+        pushes=fact.pushes,
     )
     at = work.meta.version
     if fact.exports is not None and at is not None and fact.exports < at:
@@ -64,7 +65,7 @@ def _opened(work: Work, fact: SafeBoundary) -> None:
 
 def _new_run(work: Work, fact: SafeBoundary) -> None:
     """Words of older runs are void, and no engine holds this run's weights."""
-    void(work, cut_off=False, reason=f"run {fact.run} took over from run {work.meta.run}")
+    void(work, cut_off=True, reason=f"run {fact.run} took over from run {work.meta.run}")
     work.learn(run=fact.run, version=fact.version, finished=False, boundary=None, trainer_silent=False)
     for name, engine in list(work.engines.items()):
         if engine.phase in (Phase.SERVING, Phase.VERIFYING):
@@ -99,7 +100,7 @@ def _closed(work: Work, fact: SafeBoundary) -> None:
         cut = fact.cut_off == sync.order.sync
         how = "cut off by the close of" if cut else "not done by the close of"
         void(work, cut_off=cut, reason=f"sync {sync.order.sync} was {how} boundary {fact.boundary}")
-    work.learn(boundary=None)
+    work.learn(boundary=None, trainer_silent=False)
 
 
 def trainer_silent(work: Work, fact: TrainerSilent) -> None:

@@ -57,7 +57,9 @@ def node_has_reported(case: Case) -> bool:
 
 
 def proven_for_a_route(case: Case) -> bool:
-    return node_has_reported(case) and on_the_jobs_version(case) and not case.work.meta.finished
+    """The proof that was asked for has come, not one of before, and a route may stand on it."""
+    answered = case.engine.intent is None
+    return answered and node_has_reported(case) and on_the_jobs_version(case) and not case.work.meta.finished
 
 
 def loaded(case: Case) -> bool:
@@ -96,18 +98,35 @@ def shows_gone(case: Case) -> bool:
     return report.state in ("absent", "stopping") or report.incarnation < case.engine.incarnation
 
 
+def shows_ended(case: Case) -> bool:
+    """The very incarnation that is awaited was there and is not any more: what was said of it is lost."""
+    report = case.report
+    return report is not None and report.state == "absent" and report.incarnation == case.engine.incarnation
+
+
+def shows_unknown(case: Case) -> bool:
+    """Processes live there that nobody watches: the agent has no record of them and cannot make one."""
+    return case.report is not None and case.report.state == "unknown"
+
+
 def shows_live(case: Case) -> bool:
     report = case.report
-    return report is not None and report.state in ("up", "paused", "starting") and not shows_gone(case)
+    live = report is not None and report.state in ("up", "paused", "starting", "unknown")
+    return live and not shows_gone(case)
+
+
+def shows_unwanted(case: Case) -> bool:
+    """It is there, and an operator asked for its end meanwhile."""
+    return case.engine.then != "restart" and shows_live(case)
 
 
 def shows_up_on_the_jobs_version(case: Case) -> bool:
-    report = case.report
-    return report is not None and report.state in ("up", "paused") and on_the_jobs_version(case)
+    return shows_up(case) and on_the_jobs_version(case)
 
 
 def shows_up(case: Case) -> bool:
-    return case.report is not None and case.report.state in ("up", "paused")
+    report = case.report
+    return report is not None and report.state in ("up", "paused") and report.address is not None
 
 
 def shows_drained(case: Case) -> bool:

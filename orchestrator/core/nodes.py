@@ -15,7 +15,7 @@ from relight.events.values import EngineReport, Phase, Weights
 from relight.orchestrator.core.enter import order_probe, order_start, order_stop, order_verify
 from relight.orchestrator.core.guards import Case
 from relight.orchestrator.core.job import Work
-from relight.orchestrator.core.sync import order_load
+from relight.orchestrator.core.sync import order_load, version_moved
 from relight.orchestrator.core.transition import transition
 
 
@@ -24,6 +24,8 @@ def node_up(work: Work, fact: NodeUp) -> None:
     record = work.meta.nodes.get(fact.node)
     if record is not None and record.asked is not None and not _answers(work, fact, record.asked):
         work.count("early")
+        if record.silent:  # it speaks again, after the question of this epoch was put to nobody
+            _hear_again(work, fact.node)
         return
     nodes = {**work.meta.nodes, fact.node: NodeRecord(boot=fact.boot, reported=work.epoch)}
     work.learn(nodes=nodes)
@@ -34,6 +36,13 @@ def node_up(work: Work, fact: NodeUp) -> None:
 def _answers(work: Work, fact: NodeUp, asked: ReportRequested) -> bool:
     """Said under this epoch: an older report may be older than what this epoch knows."""
     return fact.answers == asked.id or fact.max_epoch >= work.epoch
+
+
+def _hear_again(work: Work, node: NodeName) -> None:
+    record = work.meta.nodes[node]
+    heard = NodeRecord(boot=record.boot, reported=record.reported)
+    work.learn(nodes={**work.meta.nodes, node: heard})
+    ask_report(work, node, reason="it speaks again, but of what was true before this epoch")
 
 
 def _seen(work: Work, fact: NodeUp, report: EngineReport) -> None:
@@ -56,7 +65,15 @@ def _seen(work: Work, fact: NodeUp, report: EngineReport) -> None:
 def _adopt(work: Work, name: EngineName, report: EngineReport) -> None:
     """The agent is ahead: the bus lost what was committed. Its incarnation is the one that counts."""
     work.fence(name, reason=f"its agent reports incarnation {report.incarnation}")
-    work.put(name, phase=Phase.SILENT, incarnation=report.incarnation, intent=None, recovery=None)
+    work.put(
+        name,
+        phase=Phase.SILENT,
+        incarnation=report.incarnation,
+        intent=None,
+        recovery=None,
+        then="restart",
+        retired_because=None,
+    )
     work.count("adopted")
 
 
@@ -65,7 +82,8 @@ def _version_reported(work: Work, report: EngineReport) -> None:
     version, known = report.version, work.meta.version
     if version is None or work.meta.finished or known is None or version <= known:
         return
-    work.learn(version=version, run=max(work.meta.run, version.run))
+    work.learn(run=max(work.meta.run, version.run))
+    version_moved(work, version)
 
 
 def _ask_again(work: Work, name: EngineName) -> None:

@@ -231,17 +231,24 @@ def void(work: Work, *, cut_off: bool, reason: str) -> None:
     if sync is None:
         return
     work.learn(sync=None)
-    published = work.meta.published
-    pulls = published is not None and published.version.run == sync.order.run
+    touched = cut_off and _pushes(work, sync.order)
     for name in sync.pending:
         engine = work.engines[name]
         if isinstance(engine.intent, LoadWeights):
             continue
-        if cut_off and not pulls and engine.phase in (Phase.SYNCING, Phase.SERVING):
+        if touched and engine.phase in (Phase.SYNCING, Phase.SERVING):
             recovery.begin(work, name, why=reason, budgeted=False)
             enter(work, name, Phase.STOPPING, reason=reason)
         elif engine.phase is Phase.SYNCING:
             enter(work, name, Phase.STALE, reason=reason)
+
+
+def _pushes(work: Work, order: SyncWeights) -> bool:
+    """Whether the trainer writes into members itself; one that does not say so has published, or may."""
+    boundary, published = work.meta.boundary, work.meta.published
+    if boundary is not None and boundary.pushes is not None:
+        return boundary.pushes
+    return published is None or published.version.run != order.run
 
 
 def expire_sync(work: Work) -> None:

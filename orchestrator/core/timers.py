@@ -71,9 +71,13 @@ def _name_what_it_waits_for(work: Work, name: EngineName) -> None:
     work.put(name, alarmed=True)
 
 
-def next_wake(job: Job) -> int | None:
-    """The bus time (ms) at which `tick` or a start is due next, if nothing else happens."""
-    return min(_wakes(job), default=None)
+def next_wake(job: Job, *, ticked: int) -> int | None:
+    """The bus time (ms) at which `tick` is due next, if nothing else happens.
+
+    `ticked` is the time of the last tick: what was due then has had its effect, or waits for something
+    else than time, as a start does on a node that is silent.
+    """
+    return min((at for at in _wakes(job) if at > ticked), default=None)
 
 
 def _wakes(job: Job) -> Iterator[int]:

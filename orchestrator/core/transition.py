@@ -2,7 +2,7 @@
 
 from relight.events.facts import AnyFact, NodeUp
 from relight.events.values import Phase
-from relight.orchestrator.core.absorb import absorb
+from relight.orchestrator.core.absorb import absorb, first_line
 from relight.orchestrator.core.enter import enter
 from relight.orchestrator.core.guards import Case
 from relight.orchestrator.core.sync import confirm_route
@@ -28,8 +28,8 @@ def transition(case: Case) -> None:
 
 
 def _reason(fact: AnyFact) -> str:
-    """A fact as a reason: its name, and what it says of why."""
+    """A fact as a reason: its name, and what it says of why, without the lines of log below that."""
     if isinstance(fact, NodeUp):
         return f"node {fact.node} reported"
     said = getattr(fact, "error", None) or getattr(fact, "detail", None) or getattr(fact, "cause", None)
-    return f"{type(fact).__name__}: {said}" if said else type(fact).__name__
+    return f"{type(fact).__name__}: {first_line(said)}" if said else type(fact).__name__

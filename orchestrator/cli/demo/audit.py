@@ -2,30 +2,32 @@
 
 from typing import NamedTuple
 
-from relight.orchestrator.cli.demo import (
-    checks_bus,
-    checks_left,
-    checks_order,
-    checks_processes,
-    checks_replay,
-    checks_samples,
-    checks_survivors,
-    checks_trainer,
-    checks_weights,
+from relight.orchestrator.cli.demo.checks import (
+    bus,
+    left,
+    order,
+    processes,
+    replay,
+    routes,
+    samples,
+    survivors,
+    trainer,
+    weights,
 )
-from relight.orchestrator.cli.demo.case import Case, Check
+from relight.orchestrator.cli.demo.checks.case import Case, Check
 from relight.orchestrator.cli.demo.evidence import Evidence
 
 CHECKS: tuple[Check, ...] = (
-    *checks_samples.CHECKS,
-    *checks_replay.CHECKS,
-    *checks_trainer.CHECKS,
-    *checks_weights.CHECKS,
-    *checks_order.CHECKS,
-    *checks_bus.CHECKS,
-    *checks_processes.CHECKS,
-    *checks_survivors.CHECKS,
-    *checks_left.CHECKS,
+    *samples.CHECKS,
+    *replay.CHECKS,
+    *trainer.CHECKS,
+    *weights.CHECKS,
+    *order.CHECKS,
+    *routes.CHECKS,
+    *bus.CHECKS,
+    *processes.CHECKS,
+    *survivors.CHECKS,
+    *left.CHECKS,
 )
 
 

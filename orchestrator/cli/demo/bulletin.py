@@ -58,14 +58,19 @@ class Bulletin:
         self._told.append((entry, message))
         self._show(entry, message)
 
-    def all(self, kind: type[M]) -> list[tuple[Entry, M]]:
-        """Every message of one type so far."""
+    def all(self, kind: type[M] | tuple[type[M], ...]) -> list[tuple[Entry, M]]:
+        """Every message of one type, or of several, so far."""
         return [(entry, message) for entry, message in self._told if isinstance(message, kind)]
 
     async def until(
-        self, kind: type[M], right: Callable[[Entry, M], bool], *, within_s: float, what: str
+        self,
+        kind: type[M] | tuple[type[M], ...],
+        right: Callable[[Entry, M], bool],
+        *,
+        within_s: float,
+        what: str,
     ) -> tuple[Entry, M]:
-        """The first right message of one type, past or to come; raises DemoFailed that names `what`."""
+        """The first right message of these types, past or to come; raises DemoFailed that names `what`."""
         with anyio.move_on_after(within_s):
             while True:
                 news = self._news

@@ -11,7 +11,7 @@ import anyio
 
 from relight.events.facts import EngineStarted
 from relight.orchestrator.cli.demo import processes
-from relight.orchestrator.cli.demo.case import GENERATE
+from relight.orchestrator.cli.demo.checks.case import GENERATE
 from relight.orchestrator.cli.demo.errors import DemoFailed
 from relight.orchestrator.cli.demo.evidence import Generation, Look, Mode, Plan
 from relight.orchestrator.cli.demo.rollout import sampling

@@ -62,6 +62,8 @@ class Attempt(Seen, frozen=True, kw_only=True):
 
     engine: EngineName
     incarnation: int
+    request_id: str
+    """As the client sent it."""
     kept: int
     """Tokens of earlier attempts that it went on from."""
     ended: str
@@ -128,8 +130,16 @@ class Request(Seen, frozen=True, kw_only=True):
     path: str
     """With its query."""
     status: int
-    max_tokens: int | None = None
-    """The budget that the engine noted, for generations."""
+
+
+class Note(Seen, frozen=True, kw_only=True):
+    """What an engine's log says that it was asked to generate."""
+
+    engine: EngineName
+    incarnation: int
+    request_id: str
+    """With the client's own id at its end."""
+    max_tokens: int
 
 
 class Witness(Seen, frozen=True, kw_only=True):
@@ -217,6 +227,7 @@ class Evidence(Seen, frozen=True, kw_only=True):
     pieces: tuple[Piece, ...]
     turns: tuple[Turn, ...]
     requests: tuple[Request, ...]
+    notes: tuple[Note, ...]
     witnesses: tuple[Witness, ...]
     snapshot: Snapshot
     trainer: Trainer

@@ -1,6 +1,7 @@
 """What the demo's processes were seen to hold, and what of it is still there at the end."""
 
 import os
+import select
 import signal
 import socket
 from collections.abc import Iterable
@@ -9,6 +10,11 @@ from pathlib import Path
 from relight.events.values import Process
 from relight.orchestrator.cli.demo import processes
 from relight.orchestrator.cli.demo.evidence import Left, Looked
+
+CLEARINGS = 10
+"""Rounds of killing: one that dies may have started another meanwhile."""
+KILL_S = 5.0
+"""Longest wait for the end of a process that got SIGKILL."""
 
 
 class Inventory:
@@ -62,8 +68,8 @@ class Inventory:
 
     def clear(self) -> None:
         """Kill what still runs of the demo's own descendants, by identity; for the end of a failed demo."""
-        while remaining := self._descendants():
-            for process in remaining:
+        for _ in range(CLEARINGS):
+            for process in self._descendants():
                 _kill(process)
             processes.reap(())
 
@@ -72,6 +78,7 @@ class Inventory:
 
 
 def _kill(process: Process) -> None:
+    """SIGKILL to exactly this process; returns when it is gone."""
     try:
         fd = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -79,6 +86,7 @@ def _kill(process: Process) -> None:
     try:
         if processes.alive(process):
             signal.pidfd_send_signal(fd, signal.SIGKILL)
+            select.select([fd], [], [], KILL_S)
     except ProcessLookupError:
         return
     finally:

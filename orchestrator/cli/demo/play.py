@@ -13,10 +13,11 @@ from relight.events.bus.client import open_bus
 from relight.events.facts import WeightsPublished
 from relight.events.values import Process
 from relight.events.version import Version
-from relight.orchestrator.cli.demo import access, disk, layout, model, processes, scenes
+from relight.orchestrator.cli.demo import disk, layout, logs, model, processes, scenes
 from relight.orchestrator.cli.demo.bulletin import Bulletin, whole
 from relight.orchestrator.cli.demo.errors import DemoFailed
 from relight.orchestrator.cli.demo.evidence import Evidence, Plan, Trainer
+from relight.orchestrator.cli.demo.guard import Guard
 from relight.orchestrator.cli.demo.inventory import Inventory
 from relight.orchestrator.cli.demo.layout import Place
 from relight.orchestrator.cli.demo.report import Progress
@@ -30,10 +31,11 @@ BUS_S = 60.0
 
 async def play(plan: Plan, place: Place, progress: Progress) -> Evidence:
     """Play the demo in `place` and return what was seen; raises DemoFailed, often in a group."""
+    guard = Guard(place.root)
     inventory = Inventory()
     processes.adopt_orphans()
     async with anyio.create_task_group() as tasks:
-        services = Services(tasks, directory=place.root, env=layout.environment(place))
+        services = Services(tasks, directory=place.root, env=layout.environment(place), guard=guard)
         tasks.start_soon(_reap, services)
         try:
             return await _played(plan, place, progress, services, inventory)
@@ -41,6 +43,7 @@ async def play(plan: Plan, place: Place, progress: Progress) -> Evidence:
             with anyio.CancelScope(shield=True):
                 await services.stop()
                 inventory.clear()
+                guard.dismiss()
             tasks.cancel_scope.cancel()
     raise AssertionError("left by return or by an error")
 
@@ -90,8 +93,8 @@ async def _seen(stage: Stage) -> Evidence:
     facts, decisions = await whole(stage.job)
     parked = await stage.job.parked()
     snapshot = await anyio.to_thread.run_sync(disk.read, _published(stage, Version(trainer.run, 1)))
+    log = logs.read(stage.place.state)
     await stage.services["bus"].stop()
-    processes.reap(())
     return Evidence(
         plan=stage.plan,
         facts=facts,
@@ -103,7 +106,8 @@ async def _seen(stage: Stage) -> Evidence:
         old_alive=old_alive,
         pieces=tuple(piece for piece in stage.reports.pieces if piece.at_ms >= stage.sent_ms),
         turns=tuple(stage.reports.turns[-2:]),
-        requests=access.read(stage.place.state),
+        requests=log.requests,
+        notes=log.notes,
         witnesses=stage.witnesses,
         snapshot=snapshot,
         trainer=trainer,

@@ -6,7 +6,6 @@ read from /proc here, by the demo itself, and asks nothing that relight recorded
 
 import ctypes
 import os
-import signal
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from relight.events.values import Process
 
 _PROC = Path("/proc")
 _SHM = "/dev/shm/"  # noqa: S108 the place is the point
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -24,11 +22,6 @@ def adopt_orphans() -> None:
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
-
-
-def end_with_parent() -> None:
-    """In a new child: get SIGTERM when the thread that started it ends, however that ends."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def _stat(pid: int) -> list[str] | None:

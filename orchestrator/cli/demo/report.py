@@ -7,9 +7,11 @@ from typing import IO, Any
 
 from relight.events.bus.journal import merged
 from relight.events.decisions import (
+    Alarm,
     AnyDecision,
     BoundaryReleased,
     Decision,
+    EngineRetired,
     LoadWeights,
     RecoveryFinished,
     RouteAdded,
@@ -96,6 +98,10 @@ def told(message: Fact | Decision) -> str | None:  # noqa: PLR0912 -- one line a
             return f"boundary {message.boundary} is released: {message.outcome}"
         case RecoveryFinished(phases=phases, outcome=outcome):
             return f"{message.engine} is recovered ({outcome}) in {phases.total or 0.0:.0f} ms"
+        case Alarm():
+            return f"ALARM {message.kind}: {_line(message.detail)}"
+        case EngineRetired():
+            return f"{_of(message)} is retired: {_line(message.reason)}"
         case JobFinished():
             return "the job is finished"
         case _:

@@ -78,6 +78,7 @@ def _told(mode: Mode, turn: Any) -> Turn:
             Attempt(
                 engine=attempt.engine,
                 incarnation=attempt.incarnation,
+                request_id=attempt.request_id,
                 kept=attempt.kept,
                 ended=attempt.reason,
             )

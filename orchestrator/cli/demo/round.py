@@ -13,7 +13,7 @@ WITNESSED = 16
 """Tokens of each generation that a survivor is asked for."""
 CHUNK = 8
 """The chunk of the second stream at which the fault strikes."""
-PAUSE_S = 0.1
+PAUSE_S = 0.5
 """Between two generations of a witness: it shall look, not load the machine."""
 
 Strike = Callable[[Piece], Injection]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import anyio
 import msgspec
+from anyio.abc import TaskStatus
 
 from relight.events.errors import UsageError
 from relight.orchestrator.cli.demo import layout, report
@@ -30,6 +31,8 @@ def run(
     """
     kind = engine or layout.default_kind()
     progress = report.progress(as_json=as_json)
+    if engine is None:
+        progress.say(f"vLLM is {'installed' if kind == 'vllm' else 'not installed: the stub stands in'}")
     if kind == "vllm" and layout.default_kind() != "vllm":
         raise UsageError("--engine vllm: vLLM is not installed in this Python; try --engine stub")
     progress.say(f"relight demo: {engines} {kind} engine(s), fault {fault}, recovery at {recover_at}")
@@ -65,16 +68,19 @@ def _judged(evidence: Evidence, progress: Progress, *, as_json: bool) -> bool:
 
 
 async def _interruptible(plan: Plan, place: Place, progress: Progress) -> Evidence:
-    """Play, and let SIGTERM end it as Ctrl-C does."""
-    with anyio.open_signal_receiver(signal.SIGTERM) as signals:
-        async with anyio.create_task_group() as tasks:
+    """Play until Ctrl-C or SIGTERM: raises KeyboardInterrupt for either, when everything has ended."""
+    async with anyio.create_task_group() as tasks:
 
-            async def interrupt() -> None:
-                async for _ in signals:
-                    raise KeyboardInterrupt
-
-            tasks.start_soon(interrupt)
-            evidence = await play(plan, place, progress)
+        async def watch(*, task_status: TaskStatus[None]) -> None:
+            with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                task_status.started()
+                async for number in signals:
+                    progress.say(f"{number.name}: stopping everything")
+                    break
             tasks.cancel_scope.cancel()
-            return evidence
-    raise AssertionError("left by return or by an error")
+
+        await tasks.start(watch)
+        evidence = await play(plan, place, progress)
+        tasks.cancel_scope.cancel()
+        return evidence
+    raise KeyboardInterrupt

@@ -1,7 +1,7 @@
 """The demo as a service manager: it starts relight's commands, starts a killed one again, stops all in order.
 
-Each service is a child in a session of its own with a log file; none outlives the demo, since the kernel
-sends it SIGTERM when the demo ends, however that ends. A service that may not end and does fails the demo.
+Each service is a child in a session of its own with a log file; none outlives the demo, since a guard is
+told of each. A service that may not end and does fails the demo.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from anyio.abc import TaskGroup
 from relight.events.values import Process
 from relight.orchestrator.cli.demo import processes
 from relight.orchestrator.cli.demo.errors import DemoFailed
+from relight.orchestrator.cli.demo.guard import Guard
 
 LIVES = 4
 """Lives of a service that is started again: a fault takes one, more mean that it cannot run."""
@@ -28,10 +29,13 @@ SHOWN_LINES = 5
 class Service:
     """One command, and the processes that run it one after another."""
 
-    def __init__(self, name: str, command: Sequence[str], *, log: Path, env: dict[str, str]) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], *, log: Path, env: dict[str, str], guard: Guard
+    ) -> None:
         self.name = name
         self.log = log
         self.starting = False
+        self._guard = guard
         self._command = command
         self._env = env
         self._process: asyncio.subprocess.Process | None = None
@@ -68,9 +72,10 @@ class Service:
                 env=self._env,
                 pass_fds=fds,
                 start_new_session=True,
-                preexec_fn=processes.end_with_parent,
             )
         self.starting = False
+        if process := processes.named(self._process.pid):
+            self._guard.note(process)
 
     async def say(self, line: str) -> None:
         """Write one line to its standard input."""
@@ -101,14 +106,20 @@ class Service:
                 await self.start()
 
     async def stop(self) -> None:
-        """SIGTERM, and SIGKILL where that does not help; returns when it has ended."""
+        """SIGTERM, once, and SIGKILL where that does not help; returns when it has ended.
+
+        A second SIGTERM would tell it to end at once, as a second Ctrl-C does.
+        """
         async with self._turn:
-            self._stopping = True
+            asked, self._stopping = self._stopping, True
         if self._process is None:
             return
+        if process := processes.named(self._process.pid):
+            self._guard.stopping(process)
         for number in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(number)
+            if number is signal.SIGKILL or not asked:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.send_signal(number)
             with anyio.move_on_after(STOP_S):
                 await self._wait()
                 return
@@ -135,10 +146,11 @@ class Service:
 class Services:
     """All services of one demo, in the order of their start."""
 
-    def __init__(self, tasks: TaskGroup, *, directory: Path, env: dict[str, str]) -> None:
+    def __init__(self, tasks: TaskGroup, *, directory: Path, env: dict[str, str], guard: Guard) -> None:
         self._tasks = tasks
         self._directory = directory
         self._env = env
+        self._guard = guard
         self._all: dict[str, Service] = {}
 
     def __getitem__(self, name: str) -> Service:
@@ -158,7 +170,9 @@ class Services:
         pipes: bool = False,
     ) -> Service:
         """Start a service and watch it. `again`: it is started again when it ends by itself or is killed."""
-        service = Service(name, command, log=self._directory / f"{name}.log", env=self._env)
+        service = Service(
+            name, command, log=self._directory / f"{name}.log", env=self._env, guard=self._guard
+        )
         self._all[name] = service
         await service.start(fds=fds, pipes=pipes)
         self._tasks.start_soon(_watch, service, again)
@@ -167,7 +181,7 @@ class Services:
     def reap(self) -> None:
         """Take the exits of adopted orphans, as an init would; services are waited for by their watchers."""
         if not any(service.starting for service in self._all.values()):
-            processes.reap(service.pid for service in self._all.values() if service.pid)
+            processes.reap([self._guard.pid, *(each.pid for each in self._all.values() if each.pid)])
 
     async def stop(self) -> None:
         """Stop all that still run, the last one first; safe to call twice."""

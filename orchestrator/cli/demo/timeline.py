@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from relight.events.decisions import RecoveryFinished, RouteAdded
-from relight.orchestrator.cli.demo.case import Case
+from relight.orchestrator.cli.demo.checks.case import Case
 from relight.orchestrator.cli.demo.evidence import Evidence
 
 MEANINGS = {

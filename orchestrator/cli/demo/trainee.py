@@ -28,12 +28,6 @@ class Reports:
     def started(self) -> None:
         """The trainer has its end of the pipe."""
         os.close(self.writing)
-        self.writing = -1
-
-    def close(self) -> None:
-        """Give up the pipe; safe to call twice."""
-        if self.writing >= 0:
-            self.started()
 
     async def run(self) -> None:
         reader = asyncio.StreamReader(limit=1 << 24)

@@ -66,7 +66,7 @@ def train(args: argparse.Namespace) -> None:
                 raise SystemExit(f"the demo is gone: it said {word!r}")
             return rounds
 
-        rounds: int = trainer.wait(roll)
+        rounds = trainer.wait(roll)
         print(f"rolled out {2 * rounds} requests")
         tell(pipe, Rolled(steps=steps, tensors=learning.tensors()))
 

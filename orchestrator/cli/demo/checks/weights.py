@@ -7,8 +7,8 @@ from relight.events.envelope import Entry
 from relight.events.facts import Healthy, WeightsLoaded, WeightsPublished
 from relight.events.values import Canary
 from relight.events.version import BASE
-from relight.orchestrator.cli.demo.case import Case, Check, Slot, Verdict, later, verdict
-from relight.orchestrator.cli.demo.checks_samples import distance
+from relight.orchestrator.cli.demo.checks.case import Case, Check, Slot, Verdict, later, verdict
+from relight.orchestrator.cli.demo.checks.samples import distance
 from relight.orchestrator.cli.demo.evidence import MODES, Look
 
 NOTHING = hashlib.sha256().hexdigest()

@@ -1,7 +1,7 @@
 """Checks of the other engines, where there are any: they noticed nothing."""
 
 from relight.events.decisions import LoadWeights, RouteFenced, StartEngine, StopEngine, VerifyEngine
-from relight.orchestrator.cli.demo.case import Case, Check, Verdict, verdict
+from relight.orchestrator.cli.demo.checks.case import Case, Check, Verdict, verdict
 
 HOLDS = ("/pause", "/resume", "/sleep", "/abort_requests", "/reset_prefix_cache", "/collective_rpc")
 """Routes that would hold, abort or change a running engine; a health check through the core is none."""

@@ -4,7 +4,7 @@ import math
 
 from relight.events.decisions import RouteAdded
 from relight.events.facts import JobFinished, SafeBoundary
-from relight.orchestrator.cli.demo.case import Case, Check, Verdict, later, verdict
+from relight.orchestrator.cli.demo.checks.case import Case, Check, Verdict, later, verdict
 
 
 def _one_step(case: Case) -> Verdict:

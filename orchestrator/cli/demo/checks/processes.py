@@ -3,7 +3,7 @@
 from relight.events.decisions import RouteAdded
 from relight.events.facts import EngineStopped
 from relight.events.values import Process
-from relight.orchestrator.cli.demo.case import Case, Check, Slot, Verdict, verdict
+from relight.orchestrator.cli.demo.checks.case import Case, Check, Slot, Verdict, verdict
 from relight.orchestrator.cli.demo.evidence import Fault
 
 STRIKES: dict[Fault, tuple[tuple[str, int], ...]] = {

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from relight.orchestrator.cli.demo.case import Case, Check, Slot, Verdict, verdict
+from relight.orchestrator.cli.demo.checks.case import Case, Check, Slot, Verdict, verdict
 from relight.orchestrator.cli.demo.evidence import MODES, Mode, Piece
 
 
@@ -42,11 +42,13 @@ def _once(case: Case) -> Verdict:
 
 
 def _asked_for_the_rest(case: Case) -> Verdict:
-    """By the budgets that the engines noted in their own logs."""
+    """By the budget that the engine noted in its own log for the last attempt."""
     kept = _tokens(_first(case, "continue"))
-    wanted = sorted((case.plan.max_tokens, case.plan.max_tokens - kept))
-    noted = sorted(request.max_tokens or 0 for request in case.client_requests(since_ms=case.fault.wall_ms))
-    return Verdict(noted == wanted, f"engines were asked for {noted}, the call had kept {kept}")
+    attempts = case.turn("continue").attempts
+    last = attempts[-1].request_id if attempts else "no attempt"
+    noted = [note.max_tokens for note in case.evidence.notes if note.request_id.endswith(last)]
+    right = noted == [case.plan.max_tokens - kept]
+    return Verdict(right, f"the engine noted a budget of {noted}, the call had kept {kept}")
 
 
 def _replayed_whole(case: Case) -> Verdict:

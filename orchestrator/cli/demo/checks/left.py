@@ -1,6 +1,6 @@
 """Checks of the end: everything stopped by itself, and nothing stayed behind."""
 
-from relight.orchestrator.cli.demo.case import Case, Check, Verdict, verdict
+from relight.orchestrator.cli.demo.checks.case import Case, Check, Verdict, verdict
 
 
 def _exits(case: Case) -> Verdict:

@@ -118,6 +118,16 @@ class Case:
         return next((fact for _, fact in self.told(EngineStarted, slot)), None)
 
 
+def at_boundary(case: Case) -> bool:
+    """Whether the weights come from the trainer's boundary."""
+    return case.plan.recover_at == "boundary"
+
+
+def from_snapshot(case: Case) -> bool:
+    """Whether the weights come from the published snapshot."""
+    return case.plan.recover_at == "snapshot"
+
+
 def later(entry: Entry, than: EntryId) -> bool:
     """Whether an entry stands behind a position of the bus."""
     return position(entry.entry_id) > position(than)

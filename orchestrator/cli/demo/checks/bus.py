@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from relight.events.decisions import Alarm, Decision, RecoveryFinished
 from relight.events.ids import BEGINNING
-from relight.orchestrator.cli.demo.case import Case, Check, Verdict, verdict
+from relight.orchestrator.cli.demo.checks.case import Case, Check, Verdict, verdict
 
 SUM_MS = 5.0
 """Largest difference between the phases' sum and the total: each phase is told in whole milliseconds."""
@@ -78,13 +78,13 @@ def _phases(case: Case) -> Verdict:
 
 def _unknowable(case: Case) -> set[str]:
     """A new agent cannot know when a process ended while none watched; a snapshot needs no sync."""
-    missing = {"detect"} if case.plan.fault in ("kill-agent", "kill-server", "stall") else set[str]()
+    missing = {"detect"} if case.plan.fault == "kill-agent" else set[str]()
     return missing | ({"boundary", "sync"} if case.plan.recover_at == "snapshot" else set())
 
 
 def _no_alarm(case: Case) -> Verdict:
-    alarms = [f"{alarm.kind}: {alarm.detail}" for alarm in case.meanwhile(Alarm)]
-    return verdict(alarms, "none from the fault to the end of the recovery")
+    alarms = [f"{alarm.kind}: {alarm.detail}" for _, alarm in case.told(Alarm)]
+    return verdict(alarms, "none from the first process to the last")
 
 
 CHECKS = (

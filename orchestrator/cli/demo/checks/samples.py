@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from relight.orchestrator.cli.demo.case import Case, Check, Verdict, verdict
+from relight.orchestrator.cli.demo.checks.case import Case, Check, Verdict, verdict
 from relight.orchestrator.cli.demo.evidence import MODES, Generation, Mode
 
 
