@@ -112,7 +112,7 @@ class Boundary(Value, frozen=True, kw_only=True):
     ordered: bool = False
     """Whether a sync was ordered in it."""
     refused: bool = False
-    """The trainer refused a sync in it: no other is ordered before the next boundary."""
+    """A sync of `all` was refused in it: it is released, and no other is ordered before the next one."""
     awaiting: tuple[EngineName, ...] = ()
     """Members that must be routed at the new version, or leave, before it is released."""
     released: bool = False

@@ -30,6 +30,8 @@ START_S = 60.0
 """Longest wait for the first PONG. An empty server takes 0.1 s, one with 200,000 entries half a second."""
 STOP_S = 15.0
 """Longest wait for a clean exit, in which the append-only file is fsynced; SIGKILL follows."""
+KILLED_S = 15.0
+"""Longest wait for the end of a server that got SIGKILL: the kernel may be busy, but does it."""
 TRIES = 5
 """Free ports that are tried where port 0 is asked for: another process may take one in between."""
 
@@ -135,7 +137,7 @@ class Embedded:
             self.process.wait(timeout=STOP_S)
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait(timeout=STOP_S)
+            self.process.wait(timeout=KILLED_S)
 
     # --- inside ------------------------------------------------------------------------------------
 

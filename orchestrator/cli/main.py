@@ -68,7 +68,7 @@ def _failed(error: BaseException) -> int:
     if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
         return INTERRUPTED
     for refused in causes:
-        if isinstance(refused, OSError) and refused.errno in (errno.EPIPE, errno.ENOSPC):
+        if isinstance(refused, BrokenPipeError) or getattr(refused, "errno", None) == errno.ENOSPC:
             raise refused
     if not all(isinstance(cause, RelightError) for cause in causes):
         raise error

@@ -23,15 +23,12 @@ from relight.events.facts import (
 from relight.events.schema import EngineState, Reference
 from relight.events.values import Phase
 from relight.events.version import BASE
-from relight.orchestrator.core import recovery
+from relight.orchestrator.core import budget, recovery
 from relight.orchestrator.core.enter import order_probe
 from relight.orchestrator.core.guards import Case
 
 KEPT_REFERENCES = 4
 """Versions whose canary is kept: those that a late or returning engine may still hold."""
-
-RELOAD_LEAST_S = 1.0
-"""Weights that were refused untouched are not offered to the same engine sooner, whatever the back-off."""
 
 
 def absorb(case: Case) -> None:
@@ -83,8 +80,7 @@ def _start_failed(case: Case, fact: StartFailed) -> None:
 def _failed(case: Case, fact: WeightsFailed) -> None:
     if case.engine.phase not in (Phase.SYNCING, Phase.SERVING, Phase.VERIFYING):
         return
-    retry_at = case.work.now + int(max(case.work.settings.backoff_s, RELOAD_LEAST_S) * 1000)
-    case.work.put(case.name, intent=None, not_before=retry_at)
+    case.work.put(case.name, intent=None, not_before=budget.retry_at(case.work))
     if fact.touched:
         recovery.begin(case.work, case.name, why=f"its weights failed: {fact.error}")
         return

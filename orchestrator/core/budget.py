@@ -6,6 +6,9 @@ from relight.events.ids import EngineName
 from relight.events.schema import EngineState
 from relight.orchestrator.core.job import Work
 
+RETRY_LEAST_S = 1.0
+"""Weights that were refused untouched are not offered to the same engine sooner, whatever the back-off."""
+
 
 def inside_window(work: Work, engine: EngineState) -> tuple[int, ...]:
     """The restarts that still count, as bus times in ms."""
@@ -28,6 +31,11 @@ def wait_ms(work: Work, name: EngineName, engine: EngineState) -> int:
     settings = work.settings
     seconds = min(settings.backoff_s * 2.0 ** (spent - 1), settings.backoff_most_s)
     return int(seconds * 1000.0 * _jitter(name, engine.incarnation))
+
+
+def retry_at(work: Work) -> int:
+    """The bus time (ms) before which weights that were refused untouched are not offered again."""
+    return work.now + int(max(work.settings.backoff_s, RETRY_LEAST_S) * 1000)
 
 
 def _jitter(name: EngineName, incarnation: int) -> float:

@@ -148,7 +148,7 @@ def _silent(work: Work, name: EngineName, reason: str) -> None:
 
 def _stopping(work: Work, name: EngineName, reason: str) -> None:
     engine = work.engines[name]
-    if engine.recovery is None and engine.then == "restart":
+    if engine.recovery is None and engine.then == "restart" and not work.meta.finished:
         recovery.begin(work, name, why=reason)
     work.fence(name, reason=reason)
     work.put(name, intent=order_stop(work, name, reason=reason))

@@ -12,7 +12,7 @@ from relight.events.facts import NodeSilent, NodeUp
 from relight.events.ids import EngineName, NodeName
 from relight.events.schema import EngineState, NodeRecord
 from relight.events.values import EngineReport, Phase, Weights
-from relight.orchestrator.core.enter import order_probe, order_start, order_stop, order_verify
+from relight.orchestrator.core.enter import enter, order_probe, order_start, order_stop, order_verify
 from relight.orchestrator.core.guards import Case
 from relight.orchestrator.core.job import Work
 from relight.orchestrator.core.sync import order_load, version_moved
@@ -82,8 +82,13 @@ def _version_reported(work: Work, report: EngineReport) -> None:
     version, known = report.version, work.meta.version
     if version is None or work.meta.finished or known is None or version <= known:
         return
+    newer = version.run > work.meta.run
     work.learn(run=max(work.meta.run, version.run))
     version_moved(work, version)
+    if newer:  # its trainer's first word is among what was lost
+        for name, engine in list(work.engines.items()):
+            if engine.phase is Phase.SERVING and engine.version != version:
+                enter(work, name, Phase.STALE, reason=f"run {version.run} began: {report.engine} holds {version}")
 
 
 def _ask_again(work: Work, name: EngineName) -> None:

@@ -12,7 +12,7 @@ from relight.events.ids import EngineName, SyncId
 from relight.events.schema import Boundary, OpenSync
 from relight.events.values import Failed, Member, Phase, Weights
 from relight.events.version import Version
-from relight.orchestrator.core import recovery
+from relight.orchestrator.core import budget, recovery
 from relight.orchestrator.core.enter import enter, order_route, snapshot_to_use
 from relight.orchestrator.core.job import Work
 
@@ -147,14 +147,13 @@ def weights_synced(work: Work, fact: WeightsSynced) -> None:
     for failed in fact.failed:
         if (failed.engine, failed.incarnation) in members:
             _push_failed(work, failed)
-    refused = not fact.loaded and not any(failed.touched for failed in fact.failed)
-    boundary = work.meta.boundary
-    if boundary is not None and refused and sync.order.members:
-        work.learn(boundary=replace(boundary, refused=True, awaiting=()))
     work.learn(sync=None)
     for name in sync.pending:
         if work.engines[name].phase is Phase.SYNCING:
             enter(work, name, Phase.STALE, reason=f"sync {fact.sync} ended without it")
+    if sync.order.members and not fact.loaded and not any(failed.touched for failed in fact.failed):
+        why = fact.failed[0].error if fact.failed else "it names no member"
+        _refused(work, sync.order, why=why)
 
 
 def _pushed(work: Work, name: EngineName, incarnation: int, fact: WeightsSynced) -> None:
@@ -259,9 +258,23 @@ def expire_sync(work: Work) -> None:
     reason = f"sync {sync.order.sync} was not done by its deadline"
     work.alarm("sync", f"{reason}; waiting for {', '.join(sync.pending) or 'the trainer'}", reason=reason)
     void(work, cut_off=True, reason=reason)
+    _refused(work, sync.order)
+
+
+def _refused(work: Work, order: SyncWeights, *, why: str | None = None) -> None:
+    """Nothing came of the sync. A boundary of `all` is given up, and another one will come; the rollouts that
+    one of `stale` waits for may need these very members, so after a rest they are named again."""
     boundary = work.meta.boundary
-    if boundary is not None and boundary.boundary == sync.order.boundary:
+    if boundary is None or boundary.boundary != order.boundary:
+        return
+    if boundary.sync == "all":
         work.learn(boundary=replace(boundary, refused=True, awaiting=()))
+        return
+    if why is not None:
+        work.alarm("sync", f"sync {order.sync} was refused: {why}", reason="it is asked for again after a rest")
+    for member in order.members:
+        if work.engines[member.engine].phase is Phase.STALE:
+            work.put(member.engine, not_before=budget.retry_at(work))
 
 
 def version_moved(work: Work, version: Version) -> None:

@@ -38,23 +38,22 @@ def run(
     progress.say(f"relight demo: {engines} {kind} engine(s), fault {fault}, recovery at {recover_at}")
     plan = layout.plan(kind, engines=engines, fault=fault, recover_at=recover_at)
     root = Path(tempfile.mkdtemp(prefix="relight-demo-"))
-    passed = False
     kept = True
     try:
         evidence = anyio.run(_interruptible, plan, Place(root), progress)
-        passed = _judged(evidence, progress, as_json=as_json)
-        kept = not passed
+        kept = not _judged(evidence, progress, as_json=as_json)
         if kept:
             (root / "evidence.json").write_bytes(msgspec.json.encode(evidence))
+        else:
+            shutil.rmtree(root)
     except KeyboardInterrupt:
         kept = False
+        shutil.rmtree(root, ignore_errors=True)  # after a second Ctrl-C the guard is at work in it
         raise
     finally:
         if kept:
             progress.say(f"logs and evidence are kept in {root}")
-        else:
-            shutil.rmtree(root)
-    return PASSED if passed else FAILED
+    return FAILED if kept else PASSED
 
 
 def _judged(evidence: Evidence, progress: Progress, *, as_json: bool) -> bool:
