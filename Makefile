@@ -1,6 +1,8 @@
 # make demo   an environment with everything in it, and the main job with a fault in its middle
 # make test   the same environment, every test, those with a real vLLM engine included
+# make search every history of the core in a small world with few faults, 2 minutes; LONG=1: 5 hours
 # make check  formatting, lint, types, architecture and packaging tests
+# make bench  how long a recovery takes without the engine's own start: 20 of them, with the stub
 #
 # Needed from the machine: GNU make and Python 3.11 or newer with its venv module. Where the Python that is
 # used (PYTHON=…) can import vllm, that vLLM is used; elsewhere its CPU build is installed, about 3 GB.
@@ -9,7 +11,7 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 # `make test` is ended after this many seconds, should something in it hang.
-TEST_LIMIT_S ?= 600
+TEST_LIMIT_S ?= 1800
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 IN := $(VENV)/bin
@@ -20,7 +22,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test check install clean
+.PHONY: help demo test search check bench install clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -31,6 +33,9 @@ demo: $(READY)
 test: $(READY)
 	@exec timeout --foreground --signal=INT --kill-after=60 $(TEST_LIMIT_S) $(IN)/python -m pytest -q $(ARGS)
 
+search: $(READY)
+	@exec $(IN)/python -m tests.search $(if $(LONG),--long)
+
 check: $(READY)
 	@set -x
 	$(IN)/ruff format --check .
@@ -38,6 +43,9 @@ check: $(READY)
 	$(IN)/mypy
 	$(IN)/pyright
 	$(IN)/python -m pytest -q tests/test_layout.py tests/test_packaging.py
+
+bench: $(READY)
+	@exec $(IN)/python benchmarks/recoveries.py $(ARGS)
 
 install: $(READY)
 

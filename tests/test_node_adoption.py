@@ -15,7 +15,7 @@ from relight.events.facts import EngineDead, EngineStarted, EngineStopped, Healt
 from relight.events.ids import BEGINNING
 from relight.events.schema import EngineState
 from relight.events.values import Phase, Process
-from relight.events.version import BASE
+from relight.events.version import BASE, Version
 from tests.node_support import (
     JOB,
     NODE,
@@ -180,6 +180,31 @@ async def test_a_lost_disk_is_a_new_boot_and_the_engine_is_taken_up_from_what_is
                 await player.wait(EngineDead)
                 stopped = await player.ask(EngineStopped, player.stop(processes=started.processes))
                 assert set(started.processes) <= set(stopped.proof.processes)
+
+
+async def test_a_lost_disk_in_the_middle_of_a_load_gives_unknown_since_the_weights_may_be_half_written(
+    server: Embedded, tmp_path: Path, stub_model: Path
+) -> None:
+    file = node_file(tmp_path / "state", engine(stub_model))
+    with swept(file):
+        async with playing(server.url) as player:
+            started = await _started(file, server.url, tmp_path, player)
+            shutil.rmtree(file.state_path)
+            state = EngineState(
+                phase=Phase.SYNCING,
+                node=NODE,
+                incarnation=1,
+                address=started.address,
+                version=BASE,
+                processes=started.processes,
+                intent=player.load(Version(7, 1), "/nowhere", "sha256:0"),
+            )
+            await player.decide(e0=state)
+            async with running(file, server.url):
+                up = await player.wait(NodeUp)
+                assert [(e.state, e.incarnation, e.version) for e in up.engines] == [("unknown", 1, None)]
+                await player.ask(EngineStopped, player.stop(processes=started.processes))
+                assert not any(_alive(started.processes))
 
 
 async def test_a_lost_disk_and_no_memory_anywhere_gives_unknown_and_a_stop_still_proves(

@@ -16,6 +16,7 @@ from relight.agents.node.proc import Liveness
 from relight.agents.node.record import Member
 from relight.agents.node.stop import Remains
 from relight.agents.node.tree import Exit, Tree
+from relight.events.decisions import LoadWeights
 from relight.events.schema import EngineState
 from relight.events.values import Process, Proof
 
@@ -75,8 +76,13 @@ def _check_named(tree: Tree, process: Process) -> None:
 
 
 def recall(owned: Owned, state: EngineState) -> bool:
-    """Take up an incarnation of a lost disk, where all that the orchestrator knows of it still holds."""
+    """Take up an incarnation of a lost disk, where all that the orchestrator knows of it still holds.
+
+    One that was told to load is not taken up: nobody can say how much of the load had been written.
+    """
     incarnation = state.incarnation
+    if isinstance(state.intent, LoadWeights):
+        return False
     if owned.record.phase != "absent" or incarnation not in owned.foundlings or state.address is None:
         return False
     if not state.processes or any(proc.liveness(each) is not Liveness.ALIVE for each in state.processes):

@@ -88,7 +88,12 @@ def _version_reported(work: Work, report: EngineReport) -> None:
     if newer:  # its trainer's first word is among what was lost
         for name, engine in list(work.engines.items()):
             if engine.phase is Phase.SERVING and engine.version != version:
-                enter(work, name, Phase.STALE, reason=f"run {version.run} began: {report.engine} holds {version}")
+                enter(
+                    work,
+                    name,
+                    Phase.STALE,
+                    reason=f"run {version.run} began: {report.engine} holds {version}",
+                )
 
 
 def _ask_again(work: Work, name: EngineName) -> None:

@@ -271,7 +271,9 @@ def _refused(work: Work, order: SyncWeights, *, why: str | None = None) -> None:
         work.learn(boundary=replace(boundary, refused=True, awaiting=()))
         return
     if why is not None:
-        work.alarm("sync", f"sync {order.sync} was refused: {why}", reason="it is asked for again after a rest")
+        work.alarm(
+            "sync", f"sync {order.sync} was refused: {why}", reason="it is asked for again after a rest"
+        )
     for member in order.members:
         if work.engines[member.engine].phase is Phase.STALE:
             work.put(member.engine, not_before=budget.retry_at(work))

@@ -6,13 +6,20 @@ what a state may be, by what is committed and by what is really there.
 
 from typing import Any
 
-from relight.events.decisions import LoadWeights, RouteAdded, RouteFenced, StartEngine, StopEngine, SyncWeights
+from relight.events.decisions import (
+    LoadWeights,
+    RouteAdded,
+    RouteFenced,
+    StartEngine,
+    StopEngine,
+    SyncWeights,
+)
 from relight.events.facts import EngineStopped, NodeSilent, NodeUp, OfEngine, RouteSuspected, SafeBoundary
 from relight.events.ids import EngineName
 from relight.events.schema import EngineState
 from relight.events.values import Phase
 from relight.orchestrator.core.job import Job, Step
-from tests.search.node import Agent, Process
+from tests.search.agent import Agent, Process
 from tests.search.pool import replace
 
 UNROUTED = (Phase.SERVING, Phase.SYNCING)
@@ -97,13 +104,16 @@ def _bystanders(before: Job, heard: Any, done: Step) -> str | None:
         about = {EngineName(heard[1])}
     elif isinstance(heard, NodeSilent | NodeUp):
         moved = done.job.meta.version != before.meta.version
-        about = set(before.engines) if moved else {n for n, e in before.engines.items() if e.node == heard.node}
+        about = (
+            set(before.engines) if moved else {n for n, e in before.engines.items() if e.node == heard.node}
+        )
     else:
         return None
     for each in done.decisions:
-        hurts = isinstance(each, RouteFenced | StopEngine)
-        if hurts and each.engine not in about and before.engines[each.engine].phase is Phase.SERVING:  # type: ignore[union-attr]
-            return f"S7: {each.engine} serves and is fenced because of a word about another"  # type: ignore[union-attr]
+        if isinstance(each, RouteFenced | StopEngine) and each.engine not in about:
+            engine = before.engines.get(each.engine)
+            if engine is not None and engine.phase is Phase.SERVING:
+                return f"S7: {each.engine} serves and is fenced because of a word about another"
     return None
 
 
@@ -140,7 +150,7 @@ def of_engine(job: Job, engine: EngineState, name: EngineName, agent: Agent) -> 
         return None
     if here.cut_off:
         return f"S4: {name}.{here.incarnation} is routed after a push that was cut off wrote into it"
-    if here.proven == route.version:
+    if here.proven == route.version or here.failed:
         return None
     return f"S1: {name}.{here.incarnation} is routed at {route.version}, but {_holds(here)}"
 
@@ -161,11 +171,23 @@ def _holds(here: Process) -> str:
 
 
 def of_start(name: EngineName, incarnation: int, agent: Agent) -> str | None:
-    """S2: nothing of an older incarnation is there when the next one is decided."""
+    """S2: nothing of an older incarnation is there when the next one is decided.
+
+    One that was begun again after its proof is ended by the agent itself before it begins the next.
+    """
     for each in agent.processes:
-        if each.incarnation < incarnation:
+        if each.incarnation < incarnation and not each.again:
             left = "lives" if each.alive else "is not all gone"
             return f"S2: {name}.{incarnation} is started while {name}.{each.incarnation} {left}"
+    return None
+
+
+def of_route(route: RouteAdded, agent: Agent) -> str | None:
+    """S1: a route is given to what is proven, or has died since."""
+    for each in agent.processes:
+        if each.alive and each.incarnation == route.incarnation and each.proven != route.version:
+            name = f"{route.engine}.{route.incarnation}"
+            return f"S1: {name} is given a route at {route.version}, but {_holds(each)}"
     return None
 
 
@@ -174,6 +196,3 @@ def of_report(what: str, name: str, epoch: int, agent: Agent) -> str | None:
     if agent.obeyed >= epoch:
         return None
     return f"S10: {name} is {what} under epoch {epoch}, which its agent has not heard of"
-
-
-__all__ = ["RouteAdded", "of_engine", "of_report", "of_start", "of_step"]

@@ -1,4 +1,4 @@
-"""A history as lines: facts and decisions as the scenarios write them, the rest as what somebody does (`·`)."""
+"""A history as lines: facts and decisions as in the scenarios, the rest as what somebody does (`·`)."""
 
 from typing import Any
 
@@ -22,7 +22,8 @@ from relight.events.facts import (
 )
 from relight.events.ids import NodeName
 from tests.scenario import short
-from tests.search.world import BORN, Happening, Model, World
+from tests.search.model import Model
+from tests.search.world import BORN, Happening, World
 
 
 def fact_line(fact: Any) -> str:
@@ -97,8 +98,10 @@ def line(model: Model, before: World, happening: Happening) -> str:
             stamp = f" bus-{before.stamp}" if mind[before.job].meta.bus != str(before.stamp) else ""
             return _decided(model, f"epoch {before.top + 1}{stamp}", done.decisions)
         case "waits for" | "! waits for":
-            done = mind.fire(before.job, tuple(rest))  # type: ignore[arg-type]
-            return _decided(model, f"{'! ' if what[0] == '!' else ''}the {rest[0]} of {rest[1]} is due", done.decisions)
+            done = mind.fire(before.job, tuple(rest))
+            return _decided(
+                model, f"{'! ' if what[0] == '!' else ''}the {rest[0]} of {rest[1]} is due", done.decisions
+            )
         case "is silent" | "! seems silent":
             fact = messages.of(NodeSilent(node=NodeName("ab"[rest[0]]), since=0))
             return _decided(model, f"node {'ab'[rest[0]]} silent", mind.hear(before.job, fact).decisions)
@@ -109,14 +112,17 @@ def line(model: Model, before: World, happening: Happening) -> str:
             heard = "that the bus is another one" if rest[1] == BORN else said(messages[rest[1]])
             return f"·  agent {'ab'[rest[0]]} hears {heard}"
         case "trainer hears":
-            return f"·  trainer hears {'that the bus is another one' if rest[0] == BORN else said(messages[rest[0]])}"
+            heard = "that the bus is another one" if rest[0] == BORN else said(messages[rest[0]])
+            return f"·  trainer hears {heard}"
         case "trainer opens" | "trainer closes" | "trainer exports" | "trainer has exported":
             return f"·  {what} ({model.trainers[before.trainer].barrier.run})"
         case "! is doubled" | "is read again" | "! reply is lost" | "! orchestrator freezes":
             return f"·  {what}: {fact_line(messages[rest[0]])}"
         case "! orchestrator dies before its records":
             done = mind.hear(before.job, rest[0])
-            return _decided(model, fact_line(messages[rest[0]]), done.decisions) + "  (dies before its records)"
+            return (
+                _decided(model, fact_line(messages[rest[0]]), done.decisions) + "  (dies before its records)"
+            )
         case "! cannot append" | "appends at last":
             return f"·  {('agent a', 'agent b', 'trainer')[rest[0]]} {what}"
         case "takes up" | "finishes" | "begins" | "notices" | "restarts":

@@ -25,6 +25,7 @@ from tests.search import invariants
 from tests.search.pool import ARMED, NOW, Message, Messages, Pool, plain, replace
 
 Timer = tuple[Literal["sync", "intent", "asked", "rest", "wait"], str]
+REBORN = "born on an emptied bus"
 NODES = {EngineName("e0"): NodeName("a"), EngineName("e1"): NodeName("b")}
 ENGINES = {node: name for name, node in NODES.items()}
 
@@ -63,7 +64,11 @@ class Mind:
         self._states: Pool[State] = Pool()
         self._known: dict[Any, Outcome] = {}
         self._timers: dict[int, tuple[Timer, ...]] = {}
-        self.empty = self.number(State(Job(0, settings, Meta(birth="born", version=BASE, bus="0"), {})))
+        self.empty = self._born("born")
+        self.reborn = self._born(REBORN)
+
+    def _born(self, birth: str) -> int:
+        return self.number(State(Job(0, self._settings, Meta(birth=birth, version=BASE, bus="0"), {})))
 
     def __getitem__(self, number: int) -> Job:
         return self._states[number].job
@@ -135,14 +140,15 @@ class Mind:
 
 
 def _nodes(said: list[Any], kind: type) -> tuple[int, ...]:
-    return tuple("ab".index(NODES[each.engine]) for each in said if isinstance(each, kind))
+    return tuple("ab".index(NODES[each.engine]) for each in said if type(each).__name__ == kind.__name__)
 
 
 def _is_repeated(before: Job, said: Message) -> bool:
     """A start that this epoch has asked for before."""
-    engine = before.engines.get(said.engine) if isinstance(said, StartEngine) else None
-    intent = engine.intent if engine else None
-    return isinstance(intent, StartEngine) and isinstance(said, StartEngine) and intent.id == said.id
+    if not isinstance(said, StartEngine):
+        return False
+    engine = before.engines.get(said.engine)
+    return engine is not None and isinstance(engine.intent, StartEngine) and engine.intent.id == said.id
 
 
 def _is_new(before: Job, said: Message) -> bool:
@@ -172,9 +178,7 @@ def _concerns_trainer(message: Message, pushes: bool) -> bool:
             return False
 
 
-def _renamed(
-    done: Step, minted: tuple[int, int, int]
-) -> tuple[dict[SyncId, SyncId], tuple[int, int, int]]:
+def _renamed(done: Step, minted: tuple[int, int, int]) -> tuple[dict[SyncId, SyncId], tuple[int, int, int]]:
     """New sync ids, counted within their boundary."""
     syncs: dict[SyncId, SyncId] = {}
     for order in done.decisions:
@@ -212,7 +216,11 @@ def _engine(engine: EngineState, syncs: dict[SyncId, SyncId]) -> EngineState:
         not_before=ARMED if engine.not_before > NOW and engine.phase in (Phase.BACKOFF, Phase.STALE) else 0,
         restarts=(NOW,) * len(engine.restarts),
         recovery=Recovery(
-            id=RecoveryId("r"), incarnation=recovery.incarnation, why="", budgeted=recovery.budgeted, began=NOW
+            id=RecoveryId("r"),
+            incarnation=recovery.incarnation,
+            why="",
+            budgeted=recovery.budgeted,
+            began=NOW,
         )
         if recovery
         else None,

@@ -1,7 +1,7 @@
 """Values as small numbers: equal ones get the same, so that states are tuples of numbers.
 
-Ids of decisions are renamed to what they ask for, deadlines to one that has not passed, and reasons, causes and
-serials left out: nothing may depend on them, and states that differ in nothing else are one state.
+Ids of decisions are renamed to what they ask for, deadlines to one that has not passed, and reasons, causes
+and serials left out: nothing may depend on them, and states that differ in nothing else are one state.
 """
 
 from typing import Any, Generic, TypeVar

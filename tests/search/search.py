@@ -7,8 +7,9 @@ from typing import NamedTuple
 from relight.events.values import Phase
 from tests.search import trainer as trainers
 from tests.search.lines import line
+from tests.search.model import Model
 from tests.search.trainer import PROGRAM
-from tests.search.world import Broken, Happening, Model, Next, Plan, World
+from tests.search.world import Broken, Happening, Next, Plan, World
 
 TAIL = 2000
 """Steps within which a tail settles."""
@@ -45,8 +46,9 @@ class Search:
         self._worlds: list[World] = []
         self._tails: dict[World, str] = {}
         self.longest_tail = 0
+        self._first = self._begin()
 
-    def begin(self) -> World:
+    def _begin(self) -> World:
         world = self.model.start()
         if not self.model.plan.warm:
             return world
@@ -65,7 +67,7 @@ class Search:
     def run(self, *, states: int, seconds: float, tail_every: int = 1) -> Found:
         """Search until everything was seen, or so many states or seconds; a tail from each nth state."""
         began = time.monotonic()
-        self._add(self.begin(), -1, ("begins",))
+        self._add(self._first, -1, ("begins",))
         depth, transitions, first, served, tails = 0, 0, 0, 0, 0
         complete = True
         broken: str | None = None
@@ -169,7 +171,9 @@ class Search:
                     raise _Stuck(rule)
         except (_Stuck, Broken) as stuck:
             tail = tuple(line(self.model, before, happening) for before, happening in steps)
-            raise _Violation(f"liveness: {stuck}", (*self._trace(number), "·  no fault from here on", *tail)) from None
+            raise _Violation(
+                f"liveness: {stuck}", (*self._trace(number), "·  no fault from here on", *tail)
+            ) from None
         self.longest_tail = max(self.longest_tail, len(path))
         self._tails.update(dict.fromkeys(path, end))
         return end
@@ -212,9 +216,11 @@ class Search:
         if trainer.opened >= len(PROGRAM) + BEYOND:
             return None
         if barrier.open:
-            return ("trainer closes",), model._trainer_does(world, "close", trainers.close)
+            return ("trainer closes",), model.trainer_does(world, "close", trainers.close)
         what = trainers.beyond(trainer)
-        return ("trainer opens",), model._trainer_does(world, "beyond", lambda each: trainers.open_(each, what))
+        return ("trainer opens",), model.trainer_does(
+            world, "beyond", lambda each: trainers.open_(each, what)
+        )
 
     def _is_named(self, world: World) -> Next | None:
         return next(((h, after) for h, after in self.model.time(world) if h[1] == "wait"), None)

@@ -122,7 +122,7 @@ def end(trainer: Trainer, dead: frozenset[tuple[str, int]]) -> Said:
 def export_fails(trainer: Trainer) -> Said:
     order = trainer.barrier.running
     assert isinstance(order, SyncWeights)
-    return turn(trainer, Ended(refusal(order, "disk full", touched=trainer.barrier.pushes)))
+    return turn(trainer, Ended(refusal(order, "disk full", touched=bool(trainer.barrier.pushes))))
 
 
 def close(trainer: Trainer) -> Said:

@@ -1,0 +1,53 @@
+"""`python -m tests.search [--long]`: search every plan and print what was found; 1 where a rule is broken."""
+
+import sys
+
+from tests.search.plans import ONE, TWO
+from tests.search.search import Found, Search
+from tests.search.world import Plan
+
+SHORT_S = 12.0
+"""For each plan of the short form."""
+LONG_S = 1800.0
+MOST_STATES = 4_000_000
+"""Of one plan: about a kilobyte each."""
+
+
+def show(found: Found) -> None:
+    how = "all of it" if found.complete else "cut short"
+    print(
+        f"{found.plan:<32} {found.states:>9,} states  depth {found.depth:>3}  {how:<9}  "
+        f"{found.transitions / found.seconds:>7,.0f} transitions/s  {found.tails:>9,} tails, "
+        f"the longest {found.longest_tail}, {found.tails - found.served} not all served",
+        flush=True,
+    )
+    if found.broken is not None:
+        print(f"\n{found.broken}\n\n" + "\n".join(found.trace) + "\n", flush=True)
+
+
+def search(plan: Plan, seconds: float, tail_every: int) -> Found:
+    """One plan's search, in memory that is given back."""
+    return Search(plan).run(states=MOST_STATES, seconds=seconds, tail_every=tail_every)
+
+
+def main() -> int:
+    long = "--long" in sys.argv[1:]
+    founds: list[Found] = []
+    for plan in (*ONE, *TWO):
+        found = search(plan, LONG_S if long else SHORT_S, 1 if long else 3)
+        founds.append(found)
+        show(found)
+    states, transitions = sum(each.states for each in founds), sum(each.transitions for each in founds)
+    seconds, broken = sum(each.seconds for each in founds), [each for each in founds if each.broken]
+    unsettled = [each for each in founds if not each.served]
+    depth = max(each.depth for each in founds)
+    print(
+        f"search: {states:,} states, {transitions:,} transitions, depth {depth}, "
+        f"{transitions / seconds:,.0f} transitions/s, {sum(each.tails for each in founds):,} tails settled, "
+        f"{len(broken)} rules broken"
+    )
+    return 1 if broken or unsettled else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
