@@ -16,6 +16,9 @@ import msgspec
 from relight.events.errors import UsageError
 from relight.events.ids import JobName, job_name
 
+_NEVER_0 = ("lease_s", "starts_per_node", "starts_per_job", "keep_entries")
+"""Settings with which nothing would ever be decided, started or read if they were 0."""
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How one job is recovered."""
@@ -47,6 +50,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     lease_s: float = 3.0
     """Life of the lease; renewed each second, so that two renewals may be lost."""
+    keep_entries: int = 10_000
+    """Entries that each stream keeps, about: days of an ordinary job, some 10 MB. Unread facts always
+    stay."""
     node_silence_s: float = 10.0
     """A node whose pulse stands still this long is fenced: ten lost pulses."""
     trainer_silence_s: float = 30.0
@@ -78,7 +84,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             value = getattr(self, field.name)
             if isinstance(value, (int, float)) and not 0 <= value < float("inf"):
                 raise ValueError(f"{field.name} must be a finite number of 0 or more, not {value}")
-        for name in ("lease_s", "starts_per_node", "starts_per_job"):  # or nothing is ever decided or started
+        for name in _NEVER_0:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
 

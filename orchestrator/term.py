@@ -36,6 +36,9 @@ LEASE_MARGIN_S = 0.3
 LOOK_S = 1.0
 """How often pulses and the server's identity are looked at."""
 
+TRIM_S = 10.0
+"""How often the streams are trimmed: what 10 s can add is small against what is kept."""
+
 STALL_S = 3.0
 """A longer pause between two looks was a stall of our own: everybody gets a fresh grace period."""
 
@@ -183,6 +186,7 @@ class Term:
     async def _hold(self) -> NoReturn:
         """Renew the lease; end the term before it expires, or when the server is another one."""
         ttl_ms = int(self._settings.lease_s * 1000)
+        trimmed_at_s = time.monotonic()
         while True:
             await anyio.sleep(self._settings.lease_s / 3.0)
             asked_at_s = time.monotonic()
@@ -193,6 +197,9 @@ class Term:
                 await self._bus.bus.tell_time()
                 if await self._bus.bus.stamp() != self._stamp:
                     raise LostLease(f"job {self._bus.name}: the bus is another server than before")
+                if asked_at_s - trimmed_at_s > TRIM_S:
+                    await self._bus.trim(self._lease, keep=self._settings.keep_entries)
+                    trimmed_at_s = asked_at_s
             except BusUnavailable:
                 self._check_lease()
 

@@ -185,6 +185,23 @@ async def test_a_lease_of_an_epoch_below_the_state_commits_nothing(job: JobBus, 
         await job.commit(commit(1, lease), lease=lease, source=ME)
 
 
+async def test_trimming_keeps_what_is_unread_and_the_newest_decisions(job: JobBus) -> None:
+    lease = await lease_of(job)
+    for seq in range(1, 1000, 100):
+        await job.append(numbered(*range(seq, seq + 100)), source=AGENT, boot=BOOT)
+    facts = await job.read_facts(BEGINNING, count=2000)
+    await job.commit(commit(1, lease, decisions=600, cursor=BEGINNING), lease=lease, source=ME)
+    await job.trim(lease, keep=100)
+    assert await job.read_facts(BEGINNING, count=2000) == facts  # none of them is committed
+    tail = (await job.snapshot()).tail
+    decisions = await job.read_decisions(BEGINNING, count=2000)
+    assert 100 <= len(decisions) < 600 and decisions[-1].entry_id == tail
+    await job.commit(commit(2, lease, decisions=0, cursor=facts[949].entry_id), lease=lease, source=ME)
+    assert await job.trim(lease, keep=100) > 0
+    assert await job.read_facts(facts[949].entry_id, count=2000) == facts[950:]
+    assert await job.trim(Lease("you", lease.epoch), keep=1) == -1
+
+
 async def test_a_commit_without_decisions_keeps_the_tail(job: JobBus) -> None:
     lease = await lease_of(job)
     await job.commit(commit(1, lease), lease=lease, source=ME)

@@ -12,7 +12,7 @@ from relight.events import codec
 from relight.events.bus.client import Bus, open_bus
 from relight.events.bus.embedded import embedded
 from relight.events.bus.journal import Journal
-from relight.events.facts import RestartRequested
+from relight.events.facts import DrainRequested, Fact, ReleaseRequested, RestartRequested, RetireRequested
 from relight.events.ids import BEGINNING, JobName
 from relight.orchestrator.cli.main import main
 from tests import cli_job
@@ -143,7 +143,7 @@ def test_explain_of_an_engine_that_was_never_lost(said: Callable[..., str]) -> N
     ]
 
 
-@pytest.mark.parametrize("command", ["explain", "restart"])
+@pytest.mark.parametrize("command", ["explain", "restart", "drain", "release", "retire"])
 def test_an_engine_that_is_not_there_is_answered_with_those_that_are(
     capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
@@ -188,6 +188,27 @@ def test_restart_wishes_for_the_incarnation_that_stands(tmp_path: Path, said: Ca
         source, fact = anyio.run(_facts, server.url)[-1]
     assert text.startswith("asked for a restart of e1 incarnation 4 (")
     assert fact == RestartRequested(engine=cli_job.E1, incarnation=4)
+    assert source.startswith("operator/")
+
+
+@pytest.mark.parametrize(
+    ("command", "wish", "words"),
+    [
+        ("drain", DrainRequested, "the end of its calls and a stop"),
+        ("release", ReleaseRequested, "a new start"),
+        ("retire", RetireRequested, "its end for good"),
+    ],
+)
+def test_other_wishes_are_for_the_slot_whatever_fills_it(
+    tmp_path: Path, said: Callable[..., str], command: str, wish: type[Fact], words: str
+) -> None:
+    with embedded(tmp_path) as server:
+        anyio.run(cli_job.record, server.url)
+        text = said(command, "e1", "--bus", server.url)
+        source, fact = anyio.run(_facts, server.url)[-1]
+    assert text.startswith(f"asked for {words} of e1 incarnation 4 (")
+    assert type(fact) is wish
+    assert (fact.engine, fact.incarnation) == (cli_job.E1, None)
     assert source.startswith("operator/")
 
 

@@ -94,6 +94,16 @@ def test_the_object_of_json_has_what_others_rely_on(tmp_path: Path) -> None:
     assert all(isinstance(event["data"], dict) for event in told["events"])
 
 
+def test_a_demo_that_nobody_reads_any_more_plays_on_and_leaves_nothing(tmp_path: Path) -> None:
+    with _started(tmp_path) as demo:
+        _until(demo, "the bus is at")
+        assert demo.stdout is not None and demo.stderr is not None
+        demo.stdout.close()
+        said = demo.stderr.read()
+        assert demo.wait(timeout=WITHIN_S) == 0, said
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_two_demos_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
     with _started(tmp_path / "one") as one, _started(tmp_path / "other") as other:
         for demo in (one, other):

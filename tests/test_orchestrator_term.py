@@ -20,7 +20,17 @@ from relight.events.decisions import (
     StopEngine,
     VerifyEngine,
 )
-from relight.events.facts import EngineDead, EngineStarted, EngineStopped, Fact, Healthy, NodeSilent, NodeUp
+from relight.events.facts import (
+    DrainRequested,
+    EngineDead,
+    EngineStarted,
+    EngineStopped,
+    Fact,
+    Healthy,
+    NodeSilent,
+    NodeUp,
+    ReleaseRequested,
+)
 from relight.events.ids import BootId, EngineName, JobName, NodeName, Source
 from relight.events.values import Cause, EngineReport, Phase, Process, Proof
 from relight.events.version import BASE
@@ -163,6 +173,23 @@ async def test_a_node_whose_pulse_stands_still_is_fenced_and_its_return_is_verif
         report = EngineReport(engine=E0, incarnation=1, state="up", address="http://e0", version=BASE)
         await agent.say(NodeUp(node=A, boot=BootId("b"), max_epoch=epoch, engines=(report,)))
         assert (await agent.hears(VerifyEngine)).incarnation == 1
+
+
+async def test_an_engine_is_drained_and_released(server: Embedded) -> None:
+    async with open_bus(server.url) as bus, orchestrator(server):
+        job = bus.job(JOB)
+        agent = Agent(job)
+        await agent.up(0, epoch=0)
+        await agent.serves()
+        await job.hint(DrainRequested(engine=E0), source=Source("operator/me"))
+        stop = await agent.hears(StopEngine)
+        assert (stop.then, stop.drain_s) == ("drained", Settings().drain_s)
+        await agent.say(
+            EngineStopped(engine=E0, incarnation=1, node=A, proof=Proof(port_free=True), answers=stop.id)
+        )
+        await job.hint(ReleaseRequested(engine=E0), source=Source("operator/me"))
+        await agent.serves()
+        assert (await job.snapshot()).engines[E0].incarnation == 2
 
 
 async def test_an_epoch_that_an_agent_has_obeyed_is_never_issued_again(server: Embedded) -> None:

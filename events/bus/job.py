@@ -79,6 +79,7 @@ class JobBus:
         self._take = commands.register_script(scripts.TAKE)
         self._renew = commands.register_script(scripts.RENEW)
         self._release = commands.register_script(scripts.RELEASE)
+        self._trim = commands.register_script(scripts.TRIM)
         self._issue_run = commands.register_script(scripts.ISSUE_RUN)
 
     # --- facts -------------------------------------------------------------------------------------
@@ -146,6 +147,14 @@ class JobBus:
                 f"job {self.name}: commit {commit.number} of epoch {lease.epoch} was refused;"
                 f" the state is at commit {number} of epoch {epoch}"
             )
+
+    async def trim(self, lease: Lease, *, keep: int) -> int:
+        """Drop the oldest entries of both streams but about `keep`, and no fact behind the committed cursor.
+
+        How many are gone; -1 where the lease is no longer ours.
+        """
+        script_keys = [self.keys.lease, self.keys.state, self.keys.facts, self.keys.decisions]
+        return int(await self._run(self._trim, script_keys, [lease.value, str(keep)]))
 
     async def read_decisions(
         self,

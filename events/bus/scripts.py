@@ -84,6 +84,24 @@ end
 return redis.call('DEL', KEYS[1])
 """
 
+TRIM = """
+-- KEYS lease, state, facts, decisions. ARGV lease value, entries to keep.
+-- Facts that are not committed yet are never trimmed; decisions may be: whoever misses one reads the state.
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+  return -1
+end
+local keep = tonumber(ARGV[2])
+local cursor = redis.call('HGET', KEYS[2], 'cursor') or '0-0'
+local gone = 0
+if redis.call('XLEN', KEYS[3]) > keep then
+  local unread = redis.call('XRANGE', KEYS[3], '(' .. cursor, '+', 'COUNT', keep)
+  if #unread < keep then
+    gone = redis.call('XTRIM', KEYS[3], 'MAXLEN', '~', keep)
+  end
+end
+return gone + redis.call('XTRIM', KEYS[4], 'MAXLEN', '~', keep)
+"""
+
 ISSUE_RUN = """
 -- KEYS run. ARGV floor. Never a number that was issued before, also after a rollback of the bus.
 local time = redis.call('TIME')

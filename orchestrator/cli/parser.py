@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 ENGINES = ("vllm", "stub")
 FAULTS = ("kill-core", "kill-server", "stall", "kill-agent", "kill-orchestrator")
-NOT_YET = ("drain", "release", "retire", "hold", "approve", "dashboard", "ray")
+NOT_YET = ("hold", "approve", "dashboard", "ray")
 """Commands whose names are taken; each says so and exits with 2."""
 
 
@@ -45,7 +45,7 @@ def build() -> argparse.ArgumentParser:
     _status(add)
     _events(add)
     _explain(add)
-    _restart(add)
+    _wishes(add)
     _config(add)
     for name in NOT_YET:
         add(name, help="not yet", add_help=False)
@@ -158,11 +158,17 @@ def _explain(add: Add) -> None:
     _shown(parser)
 
 
-def _restart(add: Add) -> None:
-    parser = _command(add, "restart", summary="ask for a restart of one engine")
-    parser.add_argument("engine", metavar="ENGINE")
-    _of_job(parser)
-    _shown(parser)
+def _wishes(add: Add) -> None:
+    for name, summary in {
+        "restart": "ask for a restart of one engine",
+        "drain": "take one engine out: let its calls finish, stop it, start no other",
+        "release": "take a drained or retired engine back in",
+        "retire": "take one engine out for good",
+    }.items():
+        parser = _command(add, name, summary=summary, module="wish")
+        parser.add_argument("engine", metavar="ENGINE")
+        _of_job(parser)
+        _shown(parser)
 
 
 def _config(add: Add) -> None:

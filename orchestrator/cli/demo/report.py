@@ -1,5 +1,6 @@
 """What a person sees: one line for each thing that happens, then the audit and the timeline."""
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -48,12 +49,21 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Print one line now."""
-        print(f"[{time.monotonic() - self._began:6.2f} s] {text}", file=self.stream, flush=True)
+        write(self.stream, f"[{time.monotonic() - self._began:6.2f} s] {text}\n")
 
     def show(self, _entry: Entry, message: Fact | Decision) -> None:
         """Print what an entry of the bus tells, if it is of interest here."""
         if text := told(message):
             self.say(f"  {text}")
+
+
+def write(stream: IO[str], text: str) -> None:
+    """Write now. Where nobody reads any more the demo goes on: its exit code still tells what held."""
+    try:
+        stream.write(text)
+        stream.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def progress(*, as_json: bool) -> Progress:

@@ -1,5 +1,6 @@
 """`relight demo`: plays the demo, judges what was seen, prints it, and says by its exit code what held."""
 
+import io
 import shutil
 import signal
 import sys
@@ -59,10 +60,13 @@ def run(
 def _judged(evidence: Evidence, progress: Progress, *, as_json: bool) -> bool:
     findings = audit(evidence)
     phases = timeline(evidence)
-    report.audit(findings, progress.stream)
-    report.timeline(phases, progress.stream)
+    page = io.StringIO()
+    report.audit(findings, page)
+    report.timeline(phases, page)
+    report.write(progress.stream, page.getvalue())
     if as_json:
-        sys.stdout.write(msgspec.json.encode(report.in_json(evidence, findings, phases)).decode() + "\n")
+        object_ = msgspec.json.encode(report.in_json(evidence, findings, phases)).decode()
+        report.write(sys.stdout, object_ + "\n")
     return all(finding.passed for finding in findings)
 
 
