@@ -46,6 +46,8 @@ def _dead(case: Case, fact: EngineDead) -> None:
 def _restart(case: Case, fact: RestartRequested) -> None:
     if case.engine.phase in (Phase.STARTING, Phase.STALE, Phase.SYNCING, Phase.VERIFYING, Phase.SERVING):
         recovery.begin(case.work, case.name, why="an operator asked for a restart", budgeted=False)
+    elif case.engine.phase is Phase.BACKOFF:  # its start is what is asked for, and need not wait
+        case.work.put(case.name, not_before=0)
 
 
 def _started(case: Case, fact: EngineStarted) -> None:
@@ -72,7 +74,7 @@ def _stopped(case: Case, fact: EngineStopped) -> None:
 
 def _start_failed(case: Case, fact: StartFailed) -> None:
     if case.engine.phase is Phase.STARTING:
-        recovery.begin(case.work, case.name, why=f"its start failed: {fact.cause}")
+        recovery.go_on(case.work, case.name, why=f"its start failed: {fact.cause}")
     if case.engine.phase in (Phase.STARTING, Phase.STOPPING):
         case.work.put(case.name, intent=None, processes=(), address=None)
 

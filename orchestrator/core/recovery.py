@@ -33,6 +33,15 @@ def begin(
     )
 
 
+def go_on(work: Work, name: EngineName, *, why: str) -> None:
+    """Another start is needed: the recovery under way goes on, inside the budget from now on."""
+    recovery = work.engines[name].recovery
+    if recovery is None:
+        begin(work, name, why=why)
+    else:
+        work.put(name, recovery=msgspec.structs.replace(recovery, budgeted=True))
+
+
 def mark(work: Work, name: EngineName, phase: str) -> None:
     """`phase` ends now; the first end counts."""
     recovery = work.engines[name].recovery
