@@ -129,11 +129,6 @@ def encode_engine(name: EngineName, state: EngineState) -> tuple[str, str]:
     return _ENGINE + name, to_json(state)
 
 
-def engine_field(name: EngineName) -> str:
-    """The field of the `state` hash that holds the engine's state."""
-    return _ENGINE + name
-
-
 def encode_meta(meta: Meta) -> tuple[str, str]:
     return "meta", to_json(meta)
 

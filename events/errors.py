@@ -1,5 +1,7 @@
 """The root of every error that relight raises on purpose. A subclass's name says whose fault it is."""
 
+from typing import cast
+
 
 class RelightError(Exception):
     """Anything relight raises on purpose. The message holds the values and what to do."""
@@ -23,3 +25,11 @@ class Fenced(RelightError):
 
 class LostLease(RelightError):
     """Another orchestrator holds the job. Whoever gets this ends its term at once."""
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    """The errors that a group of errors holds, however deep; of any other error, itself."""
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    held = cast("BaseExceptionGroup[BaseException]", error).exceptions
+    return [leaf for inner in held for leaf in leaves(inner)]

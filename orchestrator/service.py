@@ -5,14 +5,14 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from typing import NoReturn, cast
+from collections.abc import Sequence
+from typing import NoReturn
 
 import anyio
 from anyio.abc import TaskGroup
 
 from relight.events.bus.client import Bus, open_bus
-from relight.events.errors import BusUnavailable, LostLease, Undecodable, UsageError
+from relight.events.errors import BusUnavailable, LostLease, Undecodable, UsageError, leaves
 from relight.events.ids import JobName
 from relight.orchestrator.settings import DEFAULT, SettingsFile
 from relight.orchestrator.term import HigherEpochSeen, Term
@@ -75,9 +75,9 @@ class Orchestrator:
                 await self._term(name, floor)
             except* HigherEpochSeen as seen:
                 floor = max(leaf.epoch for leaf in leaves(seen) if isinstance(leaf, HigherEpochSeen))
-                log.warning("term ended job=%s reason=%s", name, next(leaves(seen)))
+                log.warning("term ended job=%s reason=%s", name, leaves(seen)[0])
             except* (LostLease, BusUnavailable, Undecodable) as lost:
-                log.warning("term ended job=%s reason=%s", name, next(leaves(lost)))
+                log.warning("term ended job=%s reason=%s", name, leaves(lost)[0])
                 await anyio.sleep(STANDBY_S)
 
     async def _term(self, name: JobName, floor: int) -> None:
@@ -94,12 +94,3 @@ class Orchestrator:
         finally:
             with anyio.move_on_after(1.0, shield=True):
                 await job.release_lease(lease)
-
-
-def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    """The errors in a group, however deep."""
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from leaves(cast("BaseExceptionGroup[BaseException]", error))
-        else:
-            yield error

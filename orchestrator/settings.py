@@ -4,7 +4,6 @@ A configuration file has `[defaults]` and `[jobs.NAME]`; the lease holder writes
 `meta.settings`, so that two orchestrators with different files are noticed.
 """
 
-import hashlib
 import re
 import tomllib
 from collections.abc import Mapping
@@ -87,10 +86,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for name in _NEVER_0:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
-
-    def digest(self) -> str:
-        """A short digest by which two orchestrators' settings are compared."""
-        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:16]
 
 
 class SettingsFile(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from relight.events.bus.job import Commit, JobBus, Lease, Reader
 from relight.events.envelope import Entry
 from relight.events.errors import BusUnavailable, LostLease, Undecodable
 from relight.events.facts import AnyFact, NodeSilent, NodeUp, TrainerSilent
-from relight.events.ids import EntryId, NodeName, Source, agent_source, trainer_source
+from relight.events.ids import EntryId, Source, agent_source, trainer_source
 from relight.events.schema import Meta, Snapshot
 from relight.events.version import BASE
 from relight.orchestrator.core.job import Job, Step
@@ -69,7 +69,7 @@ class Term:
         self._stamp = "none"
         self._number = 0
         self._cursor = EntryId("0-0")
-        self._committed: dict[str, str] = {}
+        self._written = Snapshot()
 
     async def run(self) -> NoReturn:
         await self._bus.bus.tell_time()
@@ -84,7 +84,7 @@ class Term:
 
     async def _begin(self, found: Snapshot) -> Job:
         """The job as it stands on the bus, taken over: everybody is asked what is true."""
-        self._number, self._cursor = found.commit, found.cursor
+        self._number, self._cursor, self._written = found.commit, found.cursor, found
         meta = found.meta or Meta(birth=uuid.uuid4().hex, version=BASE, bus=self._stamp)
         meta = msgspec.structs.replace(meta, settings=msgspec.to_builtins(self._settings))
         job = Job(self._lease.epoch, self._settings, meta, found.engines)
@@ -154,32 +154,15 @@ class Term:
             self._silence = Silence()
         self._looked_at_s = now_s
         self._silence.look(pulses, expected, now_s=now_s)
-        return [
-            *(
-                self._node_silent(node, now_s)
-                for source, node in nodes.items()
-                if self._is_silent(source, now_s)
-            ),
-            *(
-                [self._trainer_silent(job.meta.run, now_s)]
-                if watched and self._is_gone(trainer, now_s)
-                else []
-            ),
-        ]
-
-    def _is_silent(self, source: Source, now_s: float) -> bool:
-        return self._silence.silent_s(source, now_s=now_s) > self._settings.node_silence_s
-
-    def _is_gone(self, source: Source, now_s: float) -> bool:
-        return self._silence.silent_s(source, now_s=now_s) > self._settings.trainer_silence_s
-
-    def _node_silent(self, node: NodeName, now_s: float) -> NodeSilent:
-        since = self._now() - int(self._silence.silent_s(agent_source(node), now_s=now_s) * 1000)
-        return NodeSilent(node=node, since=since)
-
-    def _trainer_silent(self, run: int, now_s: float) -> TrainerSilent:
-        since = self._now() - int(self._silence.silent_s(trainer_source(run), now_s=now_s) * 1000)
-        return TrainerSilent(run=run, since=since)
+        silent: list[AnyFact] = []
+        for source, node in nodes.items():
+            still_s = self._silence.silent_s(source, now_s=now_s)
+            if still_s > self._settings.node_silence_s:
+                silent.append(NodeSilent(node=node, since=self._now() - int(still_s * 1000)))
+        still_s = self._silence.silent_s(trainer, now_s=now_s)
+        if watched and still_s > self._settings.trainer_silence_s:
+            silent.append(TrainerSilent(run=job.meta.run, since=self._now() - int(still_s * 1000)))
+        return silent
 
     # --- the lease and the commit ------------------------------------------------------------------
 
@@ -211,10 +194,14 @@ class Term:
 
     async def _commit(self, decided: Step, cursor: EntryId) -> None:
         """Commit, saying it again after a lost reply, for as long as the lease lasts."""
-        state = dict(codec.encode_engine(name, engine) for name, engine in decided.job.engines.items())
-        field, meta = codec.encode_meta(decided.job.meta)
-        state[field] = meta
-        changed = {key: value for key, value in state.items() if self._committed.get(key) != value}
+        job, written = decided.job, self._written
+        changed = dict(
+            codec.encode_engine(name, engine)
+            for name, engine in job.engines.items()
+            if written.engines.get(name) is not engine
+        )
+        if job.meta is not written.meta:
+            changed.update([codec.encode_meta(job.meta)])
         commit = Commit(number=self._number + 1, cursor=cursor, state=changed, decisions=decided.decisions)
         tries = 0
         while True:
@@ -226,7 +213,8 @@ class Term:
                 log.warning("commit waits job=%s error=%s", self._bus.name, error)
                 await anyio.sleep(RETRY_S[min(tries, len(RETRY_S) - 1)])
                 tries += 1
-        self._number, self._cursor, self._committed = commit.number, cursor, state
+        self._number, self._cursor = commit.number, cursor
+        self._written = Snapshot(meta=job.meta, engines=dict(job.engines))
         for decision in decided.decisions:
             log.info("decided job=%s %s", self._bus.name, _line(decision))
 

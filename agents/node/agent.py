@@ -15,7 +15,6 @@ import anyio
 from relight.agents.adapters import vllm
 from relight.agents.node import launch, lifecycle, pidfd
 from relight.agents.node.config import NodeFile
-from relight.agents.node.errors import leaf
 from relight.agents.node.owned import Shared
 from relight.agents.node.record import Store
 from relight.agents.node.slot import Slot
@@ -36,7 +35,7 @@ from relight.events.decisions import (
     VerifyEngine,
 )
 from relight.events.envelope import Entry
-from relight.events.errors import BusUnavailable, Fenced, RelightError, Undecodable
+from relight.events.errors import BusUnavailable, Fenced, RelightError, Undecodable, leaves
 from relight.events.facts import NodeSilent, NodeUp
 from relight.events.ids import DecisionId, agent_source
 from relight.events.schema import Snapshot
@@ -108,7 +107,7 @@ class Agent:
                 tasks.start_soon(self._pulse)
                 await self._follow()
         except* RelightError as group:
-            raise leaf(group) from None
+            raise leaves(group)[0] from None
 
     async def end(self, *, stop_engines: bool) -> None:
         """Let go of the engines, or stop them, and say the last facts."""

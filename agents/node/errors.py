@@ -1,10 +1,6 @@
 """What operations on engines raise; a slot turns each into the fact that says so."""
 
-from typing import TypeVar
-
 from relight.events.errors import RelightError
-
-E = TypeVar("E", bound=RelightError)
 
 
 class StartFailure(RelightError):
@@ -24,11 +20,3 @@ class NotProven(RelightError):
         super().__init__(f"{cause}: {detail}")
         self.cause = cause
         self.detail = detail
-
-
-def leaf(group: BaseExceptionGroup[E]) -> E:
-    """The first error that a task group wrapped."""
-    error: BaseExceptionGroup[E] | E = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

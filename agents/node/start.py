@@ -13,13 +13,14 @@ from relight.agents import snapshot
 from relight.agents.adapters.vllm import EngineRefused, EngineUnreachable
 from relight.agents.node import canary, launch, ports, sockets, stop
 from relight.agents.node.config import listens_on
-from relight.agents.node.errors import StartFailure, leaf
+from relight.agents.node.errors import StartFailure
 from relight.agents.node.logs import last_lines
 from relight.agents.node.owned import Owned
 from relight.agents.node.shapes import keep_shapes
 from relight.agents.node.sockets import Listener
 from relight.events.bus.clock import monotonic_ms
 from relight.events.decisions import StartEngine
+from relight.events.errors import leaves
 from relight.events.facts import EngineStarted
 from relight.events.values import Process
 
@@ -102,7 +103,7 @@ async def _bring_up(owned: Owned, order: StartEngine) -> None:
                 tasks.start_soon(partial(_check_weights, owned, order))
             await _serving(owned, leader)
     except* StartFailure as group:
-        raise leaf(group) from None
+        raise leaves(group)[0] from None
     if weights is not None:
         try:
             await owned.client.set_label(str(weights.version), within_s=CALL_S)

@@ -111,21 +111,20 @@ class Follower:
             return Noted(entry)
 
     async def _is_reborn(self) -> bool:
-        snapshot = await self._job.snapshot()
-        return self._differs(snapshot, await self._job.bus.stamp())
+        return self._differs(await self._job.birth(), await self._job.bus.stamp())
 
-    def _differs(self, snapshot: Snapshot, stamp: str) -> bool:
+    def _differs(self, birth: str | None, stamp: str) -> bool:
         """Whether what is followed is another state, or stands on another server, than before."""
         assert self._known is not None
         if self._known.birth is None:
-            return snapshot.birth is not None and self._last == BEGINNING
-        return snapshot.birth != self._known.birth or stamp != self._stamp
+            return birth is not None and self._last == BEGINNING
+        return birth != self._known.birth or stamp != self._stamp
 
     async def _synced(self, why: str) -> Synced:
         await self._job.bus.tell_time()
         stamp = await self._job.bus.stamp()
         snapshot = await self._job.snapshot()
-        if self._known is not None and self._differs(snapshot, stamp):
+        if self._known is not None and self._differs(snapshot.birth, stamp):
             why = "reborn"
         self._known, self._stamp, self._last = snapshot, stamp, snapshot.tail
         self._ready = []

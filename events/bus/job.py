@@ -20,7 +20,7 @@ from relight.events.errors import BusUnavailable, Fenced, LostLease, Undecodable
 from relight.events.facts import Fact
 from relight.events.ids import BootId, EntryId, JobName, Source
 from relight.events.keys import Keys
-from relight.events.schema import Snapshot
+from relight.events.schema import Meta, Snapshot
 
 if TYPE_CHECKING:
     from relight.events.bus.client import Bus
@@ -173,8 +173,10 @@ class JobBus:
         return codec.decode_state(fields)
 
     async def birth(self) -> str | None:
-        """The state's birth as it stands now; None where there is no state."""
-        return (await self.snapshot()).birth
+        """The state's birth as it stands now; None where there is no state; raises Undecodable."""
+        with translated(self.bus.url):
+            meta = await cast(Any, self._commands).hget(self.keys.state, "meta")
+        return None if meta is None else codec.from_json(meta, Meta).birth
 
     async def tail(self, stream: str, *, count: int) -> list[Entry]:
         """The newest `count` entries of one of the job's streams (`keys.facts`, `keys.decisions`)."""

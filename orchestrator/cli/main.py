@@ -9,9 +9,8 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import cast
 
-from relight.events.errors import BusUnavailable, Fenced, RelightError, UsageError
+from relight.events.errors import BusUnavailable, Fenced, RelightError, UsageError, leaves
 from relight.orchestrator.cli import parser
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -88,11 +87,3 @@ def _open_closed_streams() -> None:
 def _drop_output() -> None:
     """What is still buffered goes nowhere, or Python would fail over it at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def leaves(error: BaseException) -> list[BaseException]:
-    """The errors that a group of errors holds, however deep; of any other error, itself."""
-    if not isinstance(error, BaseExceptionGroup):
-        return [error]
-    held = cast(BaseExceptionGroup[BaseException], error).exceptions
-    return [leaf for inner in held for leaf in leaves(inner)]

@@ -34,13 +34,13 @@ def _starting(work: Work, name: EngineName, reason: str) -> None:
     work.put(
         name, incarnation=engine.incarnation + 1, restarts=restarts, version=None, digest=None, then="restart"
     )
-    work.put(name, intent=order_start(work, name, reason=reason))
+    order_start(work, name, reason=reason)
 
 
-def order_start(work: Work, name: EngineName, *, reason: str) -> StartEngine:
+def order_start(work: Work, name: EngineName, *, reason: str) -> None:
     """Ask for the incarnation as it stands, on the snapshot of the job's version where one is wanted."""
     engine = work.engines[name]
-    return work.command(
+    work.order(
         StartEngine,
         name,
         reason=reason,
@@ -86,14 +86,14 @@ def _syncing(work: Work, name: EngineName, reason: str) -> None:
 
 
 def _verifying(work: Work, name: EngineName, reason: str) -> None:
-    work.put(name, intent=order_verify(work, name, reason=reason))
+    order_verify(work, name, reason=reason)
 
 
-def order_verify(work: Work, name: EngineName, *, reason: str) -> VerifyEngine:
+def order_verify(work: Work, name: EngineName, *, reason: str) -> None:
     """Ask for the proof of the version that the engine holds."""
     engine = work.engines[name]
     assert engine.version is not None
-    return work.command(
+    work.order(
         VerifyEngine,
         name,
         reason=reason,
@@ -133,12 +133,12 @@ def order_route(work: Work, name: EngineName, *, reason: str) -> None:
 def order_probe(work: Work, name: EngineName, *, reason: str) -> None:
     """Ask the agent to look at the engine now."""
     deadline = work.after(work.settings.probe_s)
-    work.put(name, intent=work.command(ProbeEngine, name, reason=reason, deadline=deadline))
+    work.order(ProbeEngine, name, reason=reason, deadline=deadline)
 
 
 def _draining(work: Work, name: EngineName, reason: str) -> None:
     work.fence(name, reason=reason, drain_s=work.settings.drain_s)
-    work.put(name, intent=order_stop(work, name, reason=reason, drain_s=work.settings.drain_s))
+    order_stop(work, name, reason=reason, drain_s=work.settings.drain_s)
 
 
 def _silent(work: Work, name: EngineName, reason: str) -> None:
@@ -151,13 +151,13 @@ def _stopping(work: Work, name: EngineName, reason: str) -> None:
     if engine.recovery is None and engine.then == "restart" and not work.meta.finished:
         recovery.begin(work, name, why=reason)
     work.fence(name, reason=reason)
-    work.put(name, intent=order_stop(work, name, reason=reason))
+    order_stop(work, name, reason=reason)
 
 
-def order_stop(work: Work, name: EngineName, *, reason: str, drain_s: float = 0.0) -> StopEngine:
+def order_stop(work: Work, name: EngineName, *, reason: str, drain_s: float = 0.0) -> None:
     """Ask for the incarnation's end and the proof of it."""
     engine = work.engines[name]
-    return work.command(
+    work.order(
         StopEngine,
         name,
         reason=reason,

@@ -8,11 +8,12 @@ import msgspec
 from relight.events.decisions import Alarm, Decision, RouteFenced
 from relight.events.facts import Fact
 from relight.events.ids import DecisionId, EngineName, EntryId, NodeName, RecoveryId
-from relight.events.schema import EngineState, Meta
+from relight.events.schema import Command, EngineState, Meta
 from relight.events.values import Phase
 from relight.orchestrator.settings import Settings
 
 D = TypeVar("D", bound=Decision)
+C = TypeVar("C", bound=Command)
 
 PROVEN_GONE = frozenset({Phase.NEW, Phase.BACKOFF, Phase.STOPPED, Phase.RETIRED})
 """Phases in which nothing of the current incarnation lives."""
@@ -86,6 +87,10 @@ class Work:
         return self.decide(
             message, reason=reason, recovery=recovery, engine=name, incarnation=engine.incarnation, **fields
         )
+
+    def order(self, message: type[C], name: EngineName, /, *, reason: str, **fields: Any) -> None:
+        """Take a decision about an engine that is its open step until it is answered."""
+        self.put(name, intent=self.command(message, name, reason=reason, **fields))
 
     def alarm(self, kind: str, detail: str, *, reason: str) -> None:
         self.decide(Alarm, reason=reason, kind=kind, detail=detail)

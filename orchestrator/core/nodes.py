@@ -100,11 +100,11 @@ def _ask_again(work: Work, name: EngineName) -> None:
     reason = "an open step is asked for again on its node's report"
     match work.engines[name].intent:
         case StartEngine():
-            work.put(name, intent=order_start(work, name, reason=reason))
+            order_start(work, name, reason=reason)
         case StopEngine(drain_s=drain_s):
-            work.put(name, intent=order_stop(work, name, reason=reason, drain_s=drain_s))
+            order_stop(work, name, reason=reason, drain_s=drain_s)
         case VerifyEngine():
-            work.put(name, intent=order_verify(work, name, reason=reason))
+            order_verify(work, name, reason=reason)
         case ProbeEngine():
             order_probe(work, name, reason=reason)
         case LoadWeights(version=version, uri=uri, digest=digest, sync=sync):

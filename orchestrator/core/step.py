@@ -1,7 +1,5 @@
 """The core's three entrances: a fact, the passing of time, and a new epoch. All are pure."""
 
-import msgspec
-
 from relight.events.decisions import ReportRequested
 from relight.events.facts import (
     AnyFact,
@@ -181,9 +179,3 @@ def _verify_base(work: Work) -> None:
         at_base = engine.phase is Phase.STALE and engine.version == work.meta.version == BASE
         if at_base and work.reported(engine.node):
             enter(work, name, Phase.VERIFYING, reason="the job is at its base weights")
-
-
-def replace_settings(job: Job) -> Job:
-    """The job with its holder's settings written down."""
-    settings = msgspec.to_builtins(job.settings)
-    return job._replace(meta=msgspec.structs.replace(job.meta, settings=settings))

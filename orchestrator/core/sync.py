@@ -121,7 +121,7 @@ def order_load(
     deadline = work.after(work.settings.load_s)
     if sync is not None:
         deadline = min(deadline, sync.deadline)
-    order = work.command(
+    work.order(
         LoadWeights,
         name,
         reason=reason,
@@ -131,7 +131,6 @@ def order_load(
         digest=weights.digest,
         deadline=deadline,
     )
-    work.put(name, intent=order)
 
 
 def weights_synced(work: Work, fact: WeightsSynced) -> None:

@@ -47,7 +47,7 @@ def _expired(work: Work, name: EngineName, engine: EngineState) -> None:
             if not engine.alarmed:
                 work.alarm("stop", f"{name}.{engine.incarnation}: {reason}", reason=reason)
                 work.put(name, alarmed=True)
-            work.put(name, intent=order_stop(work, name, reason=reason))
+            order_stop(work, name, reason=reason)
         case StartEngine() | LoadWeights() | VerifyEngine() | ProbeEngine() as asked:
             reason = f"{type(asked).__name__} was not answered in time"
             recovery.begin(work, name, why=reason)
