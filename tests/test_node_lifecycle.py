@@ -186,9 +186,7 @@ async def test_a_literal_port_stays_and_a_foreign_holder_is_named(
     port = ports.pick(())
     file = node_file(tmp_path / "state", engine(stub_model, port=port))
     async with directing(file, server.url) as player:
-        with socket.socket() as holder:
-            holder.bind(("127.0.0.1", port))
-            holder.listen()
+        with socket.create_server(("127.0.0.1", port)):  # takes it also while old connections rest on it
             failed = await player.ask(StartFailed, player.start())
             assert failed.cause == "EADDRINUSE" and failed.retryable
             assert str(os.getpid()) in failed.detail
@@ -205,9 +203,7 @@ async def test_a_port_that_was_taken_in_between_is_tried_again_elsewhere(
     real, given = ports.pick, iter([taken])
     monkeypatch.setattr(ports, "pick", lambda refused: next(given, None) or real(refused))
     file = node_file(tmp_path / "state", engine(stub_model))
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", taken))
-        holder.listen()
+    with socket.create_server(("127.0.0.1", taken)):
         async with directing(file, server.url) as player:
             started = await player.ask(EngineStarted, player.start())
             assert started.address != f"http://127.0.0.1:{taken}"

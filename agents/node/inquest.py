@@ -17,6 +17,8 @@ from relight.events.values import Cause
 
 SETTLE_S = 0.005
 """Longest wait for the others."""
+ENDING_S = 1.0
+"""Longest wait for the end of a process that is on its way out: it may hang there, in a driver."""
 BLAME = ("core", "worker", "leader", "other")
 """Who is told of those that ended together, unless one was killed."""
 
@@ -48,6 +50,19 @@ class Inquest:
         if exited.status.signal is None and self._others_are_exiting():
             delay_s = SETTLE_S - (monotonic_ms() - self._exits[0].seen_ms) / 1000.0
         self._waiting = asyncio.get_running_loop().call_later(max(0.0, delay_s), self._decide)
+
+    def if_nothing_ends(self, tell: Callable[[], None]) -> None:
+        """Call `tell` now; where a vital process is ending, whose end says more, only if none is heard of."""
+        if self._waiting is not None:
+            return
+        if self._others_are_exiting():
+            self._waiting = asyncio.get_running_loop().call_later(ENDING_S, self._give_up, tell)
+        else:
+            tell()
+
+    def _give_up(self, tell: Callable[[], None]) -> None:
+        self._waiting = None
+        tell()
 
     def close(self) -> None:
         """Decide nothing any more."""

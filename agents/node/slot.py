@@ -208,7 +208,14 @@ class Slot:
         self._die(Verdict(Cause.EXIT, Status(), "a process of it ended and /health is not 200", None))
 
     def _stalled(self, detail: str, detect_ms: float) -> None:
-        self._die(Verdict(Cause.STALL, Status(), detail, None), detect_ms=detect_ms)
+        """A call that fails may be seen to fail before the end of the process that made it fail."""
+        incarnation = self.owned.record.incarnation
+
+        def tell() -> None:
+            if incarnation == self.owned.record.incarnation:
+                self._die(Verdict(Cause.STALL, Status(), detail, None), detect_ms=detect_ms)
+
+        self._inquest.if_nothing_ends(tell)
 
     def _die(self, verdict: Verdict, *, detect_ms: float | None = None) -> None:
         """Tell the death, once. For an exit `detect_ms` runs from the moment the kernel told us: what came

@@ -1,0 +1,63 @@
+"""Why an engine is dead, where a failing call and the end of a process race to say so."""
+
+import anyio
+import pytest
+
+from relight.agents.node import inquest
+from relight.agents.node.inquest import Inquest, Verdict
+from relight.agents.node.pidfd import Status
+from relight.agents.node.tree import Exit
+from relight.events.ids import EngineName, JobName
+from relight.events.values import Cause, Process
+
+pytestmark = pytest.mark.anyio
+
+CORE = Process(4_000_000, 1)
+"""A process that is gone: whatever has its pid now was not started in the first tick after the boot."""
+
+
+class _Tree:
+    def __init__(self, *living: Process) -> None:
+        self.living = living
+        self.vital = living
+
+
+class _Owned:
+    name = EngineName("e0")
+    job = JobName("job")
+    oom_kills = None
+
+    def __init__(self, *living: Process) -> None:
+        self.tree = _Tree(*living)
+
+
+async def test_a_failing_call_waits_for_the_end_of_the_process_that_made_it_fail() -> None:
+    told: list[str] = []
+
+    def end(verdict: Verdict) -> None:
+        told.append(verdict.cause.value)
+
+    heard = Inquest(_Owned(CORE), tell=end)  # type: ignore[arg-type]
+    heard.if_nothing_ends(lambda: told.append("stall"))
+    assert told == []
+    heard.hear(Exit(CORE, "core", Status(signal=9), 0.0))
+    await anyio.wait_all_tasks_blocked()
+    await anyio.sleep(0)
+    assert told == [Cause.SIGNAL]
+
+
+async def test_a_process_that_never_ends_does_not_hold_a_stall_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inquest, "ENDING_S", 0.01)
+    told = anyio.Event()
+    heard = Inquest(_Owned(CORE), tell=lambda verdict: None)  # type: ignore[arg-type]
+    heard.if_nothing_ends(told.set)
+    assert not told.is_set()
+    with anyio.fail_after(5.0):
+        await told.wait()
+
+
+async def test_a_stall_of_living_processes_is_told_at_once() -> None:
+    told: list[str] = []
+    heard = Inquest(_Owned(), tell=lambda verdict: None)  # type: ignore[arg-type]
+    heard.if_nothing_ends(lambda: told.append("stall"))
+    assert told == ["stall"]
