@@ -125,8 +125,13 @@ def builtins(value: object) -> Any:
 
 
 def encode_engine(name: EngineName, state: EngineState) -> tuple[str, str]:
-    """The field of the `state` hash that holds `state`."""
-    return _ENGINE + name, to_json(state)
+    """The field of the `state` hash that holds `state`, and what stands there."""
+    return engine_field(name), to_json(state)
+
+
+def engine_field(name: EngineName) -> str:
+    """The field of the `state` hash that holds the engine's state."""
+    return _ENGINE + name
 
 
 def encode_meta(meta: Meta) -> tuple[str, str]:

@@ -193,9 +193,10 @@ class RouteSuspected(OfEngine, frozen=True, kw_only=True):
 
 
 class RestartRequested(Fact, frozen=True, kw_only=True):
-    """Restart one engine (`incarnation`: only if it still is that one)."""
+    """Restart one engine (`incarnation`: only if it still is that one); without an engine: each that is up, one
+    after the other."""
 
-    engine: EngineName
+    engine: EngineName | None = None
     incarnation: int | None = None
 
 
@@ -221,7 +222,7 @@ class RetireRequested(Fact, frozen=True, kw_only=True):
 
 
 class HoldRequested(Fact, frozen=True, kw_only=True):
-    """Take no action on the job until it is released."""
+    """Do nothing to any engine of the job until it is released."""
 
 
 class ApprovalGiven(Fact, frozen=True, kw_only=True):

@@ -17,8 +17,10 @@ from relight.events.decisions import (
     VerifyEngine,
 )
 from relight.events.ids import BEGINNING, BootId, EngineName, EntryId, NodeName, RecoveryId
-from relight.events.values import Canary, Phase, Process, Value, Weights
+from relight.events.values import Canary, Loaded, Phase, Process, Value, Weights
 from relight.events.version import Version
+
+Then = Literal["restart", "drained", "retired"]
 
 Command = StartEngine | StopEngine | ProbeEngine | LoadWeights | VerifyEngine
 """What can be open for one engine."""
@@ -49,6 +51,8 @@ class Recovery(Value, frozen=True, kw_only=True):
     why: str
     budgeted: bool = True
     """Whether the restart counts against the engine's budget."""
+    approved: bool = True
+    """Whether it may go on: false in approve mode until an operator says so."""
     detect_ms: float | None = None
     began: int
     marks: dict[str, int] = {}
@@ -76,8 +80,12 @@ class EngineState(Value, frozen=True, kw_only=True):
     processes: tuple[Process, ...] = ()
     intent: Command | None = None
     """The open step, whole, so that a new epoch can ask for it again."""
-    then: Literal["restart", "drained", "retired"] = "restart"
-    """What becomes of the slot once its stop is proven."""
+    then: Then = "restart"
+    """What becomes of the slot once its stop is proven. Of a serving engine's, once the floor allows it."""
+    wished: bool = False
+    """Whether an operator said so; its agent is told to keep that, so that it outlives this state."""
+    kept: Then = "restart"
+    """What its agent has confirmed to keep of it."""
     not_before: int = 0
     """Bus time in ms before which it is not started again."""
     restarts: tuple[int, ...] = ()
@@ -160,6 +168,12 @@ class Meta(Value, frozen=True, kw_only=True):
     settings: dict[str, Any] = {}
     """Those of the lease holder."""
     hold: bool = False
+    """Nothing is done to any engine until the job is released; the trainer's own syncs go on."""
+    rolling: tuple[Loaded, ...] = ()
+    """Incarnations that are restarted one after the other, the next one when everybody serves."""
+    below_floor: int = 0
+    """Bus time in ms since which fewer engines serve than the floor; 0 while enough do, or never did."""
+    floor_alarmed: bool = False
     counters: dict[str, int] = {}
     """Late, doubled, absent and parked entries, by kind."""
 

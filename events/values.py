@@ -31,6 +31,8 @@ class Member(NamedTuple):
 
 
 class Loaded(NamedTuple):
+    """One engine's incarnation."""
+
     engine: EngineName
     incarnation: int
 

@@ -22,6 +22,9 @@ _NEVER_0 = ("lease_s", "starts_per_node", "starts_per_job", "keep_entries")
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How one job is recovered."""
 
+    mode: Literal["act", "approve", "observe"] = "act"
+    """`approve`: each recovery waits for an operator. `observe`: everything is decided and published, marked
+    `dry_run`, and nothing is done."""
     recover_at: Literal["boundary", "snapshot", "either"] = "either"
     """Where a replacement's weights come from: the trainer's open boundary, a published snapshot of the
     job's version, or what comes first."""
@@ -70,9 +73,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     starts_per_job: int = 32
     """Starts at a time in the job: shared file systems feel them all."""
     floor: int = 1
-    """Fewer serving engines than this raise an alarm."""
+    """Fewer serving engines than this raise an alarm; a drain that would leave fewer waits for an engine on its
+    way back."""
     waiting_s: float = 60.0
-    """An engine that waits for weights this long is named in an alarm, with what it waits for."""
+    """An engine that waits for weights this long is named in an alarm, with what it waits for; so is a job in
+    which too few engines serve."""
 
     tolerance: float = 0.25
     """Largest difference of a canary's logprobs, in nats: above what bf16 and other kernels do, far below
@@ -99,6 +104,15 @@ class SettingsFile(msgspec.Struct, frozen=True):
 
 
 DEFAULT = SettingsFile(Settings(), {})
+
+
+def observed(file: SettingsFile) -> SettingsFile:
+    """The same settings for jobs that are only observed."""
+    only = {"mode": "observe"}
+    return SettingsFile(
+        msgspec.structs.replace(file.defaults, **only),
+        {name: msgspec.structs.replace(settings, **only) for name, settings in file.jobs.items()},
+    )
 
 
 def load(path: Path) -> SettingsFile:

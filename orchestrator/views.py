@@ -20,8 +20,8 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
     """The decision's type."""
     id: str
     reason: str
-    left_s: float
-    """Seconds to its deadline; negative once it has passed."""
+    left_s: float | None
+    """Seconds to its deadline; negative once it has passed; none where it is withheld."""
 
 
 class EngineView(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +36,8 @@ class EngineView(msgspec.Struct, frozen=True, kw_only=True):
     """Address that clients may call; none while it is fenced."""
     intent: Intent | None
     recovery: RecoveryId | None
+    approved: bool
+    """False while its recovery waits for an operator."""
     why: str | None
     """Why it is being recovered, or was retired."""
     for_s: float | None
@@ -69,6 +71,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     trainer_silent: bool
     finished: bool
     hold: bool
+    mode: str
+    """`act`, `approve` or `observe`: the lease holder's setting."""
     sync_waits_for: tuple[EngineName, ...]
     """Members of the open sync that have neither loaded nor left."""
     parked: int
@@ -92,6 +96,7 @@ def job_view(job: JobName, snapshot: Snapshot, *, holder: str | None, parked: in
         trainer_silent=meta.trainer_silent,
         finished=meta.finished,
         hold=meta.hold,
+        mode=meta.settings.get("mode", "act"),
         sync_waits_for=meta.sync.pending if meta.sync else (),
         parked=parked,
         counters=meta.counters,
@@ -123,6 +128,7 @@ def _engine_view(name: EngineName, engine: EngineState, now_ms: int) -> EngineVi
         route=engine.route.address if engine.route else None,
         intent=_intent(engine.intent, now_ms) if engine.intent else None,
         recovery=recovery.id if recovery else None,
+        approved=recovery is None or recovery.approved,
         why=recovery.why if recovery else engine.retired_because,
         for_s=(now_ms - recovery.began) / 1000.0 if recovery else None,
         backoff_s=_backoff_s(engine, now_ms),
@@ -139,5 +145,5 @@ def _intent(order: Command, now_ms: int) -> Intent:
         decision=type(order).__name__,
         id=order.id,
         reason=order.reason,
-        left_s=(order.deadline - now_ms) / 1000.0,
+        left_s=None if order.dry_run else (order.deadline - now_ms) / 1000.0,
     )

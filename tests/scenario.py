@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from relight.events import decisions, facts
-from relight.events.ids import BootId, DecisionId, EngineName, EntryId, NodeName, SyncId
+from relight.events.ids import BootId, DecisionId, EngineName, EntryId, NodeName, RecoveryId, SyncId
 from relight.events.schema import Meta
 from relight.events.values import Canary, Cause, EngineReport, Failed, Loaded, Process, Proof
 from relight.events.version import BASE, Version
@@ -58,7 +58,7 @@ class Scenario:
         self.now += 1
         after = committed(done.job, now=self.now)
         self.job = after.job
-        said = [short(decision) for decision in (*done.decisions, *after.decisions)]
+        said = [_told(decision) for decision in (*done.decisions, *after.decisions)]
         return "; ".join(said) or "-"
 
     def fact(self, words: list[str]) -> facts.AnyFact:
@@ -83,9 +83,14 @@ class Scenario:
                 return facts.NodeSilent(node=NodeName(node), since=self.now)
             case ["node", node, "up", *rest]:
                 return self._node_up(NodeName(node), " ".join(rest))
-            case ["operator", wish, name]:
+            case ["operator", "hold"]:
+                return facts.HoldRequested()
+            case ["operator", "approve", name]:
+                recovery = self.job.engines[EngineName(name)].recovery
+                return facts.ApprovalGiven(recovery=recovery.id if recovery else RecoveryId("none"))
+            case ["operator", wish, *names]:
                 kind = getattr(facts, f"{wish.capitalize()}Requested")
-                return kind(engine=EngineName(name))
+                return kind(engine=EngineName(names[0]) if names else None)
             case [name, said, *rest]:
                 engine, _, incarnation = name.partition(".")
                 told = _of_engine(EngineName(engine), int(incarnation), said, rest)
@@ -191,6 +196,11 @@ def _of_engine(engine: EngineName, incarnation: int, said: str, rest: list[str])
         "suspected": lambda: facts.RouteSuspected(**name, error="reset"),
     }
     return said_by[said]()
+
+
+def _told(said: object) -> str:
+    """A decision that nobody is to obey begins with `would`."""
+    return f"{'would ' if getattr(said, 'dry_run', False) else ''}{short(said)}"
 
 
 def short(said: object) -> str:

@@ -12,7 +12,14 @@ from relight.events import codec
 from relight.events.bus.client import Bus, open_bus
 from relight.events.bus.embedded import embedded
 from relight.events.bus.journal import Journal
-from relight.events.facts import DrainRequested, Fact, ReleaseRequested, RestartRequested, RetireRequested
+from relight.events.facts import (
+    DrainRequested,
+    Fact,
+    HoldRequested,
+    ReleaseRequested,
+    RestartRequested,
+    RetireRequested,
+)
 from relight.events.ids import BEGINNING, JobName
 from relight.orchestrator.cli.main import main
 from tests import cli_job
@@ -210,6 +217,46 @@ def test_other_wishes_are_for_the_slot_whatever_fills_it(
     assert type(fact) is wish
     assert (fact.engine, fact.incarnation) == (cli_job.E1, None)
     assert source.startswith("operator/")
+
+
+@pytest.mark.parametrize(
+    ("line", "fact", "words"),
+    [
+        ("hold grpo-1", HoldRequested(), "a hold of job grpo-1: nothing is done to its engines"),
+        ("hold", HoldRequested(), "a hold of job grpo-1"),
+        ("release", ReleaseRequested(), "the end of the hold of job grpo-1"),
+        ("restart --all", RestartRequested(), "a restart of each engine of job grpo-1, one by one"),
+    ],
+)
+def test_some_wishes_are_for_the_whole_job(
+    tmp_path: Path, said: Callable[..., str], line: str, fact: Fact, words: str
+) -> None:
+    with embedded(tmp_path) as server:
+        anyio.run(cli_job.record, server.url)
+        text = said(*line.split(), "--bus", server.url)
+        assert anyio.run(_facts, server.url)[-1][1] == fact
+        assert text.startswith(f"asked for {words}")
+        [told] = lines(said(*line.split(), "--bus", server.url, "--format", "json"))
+        assert told["job"] == "grpo-1" and "-" in told["entry_id"]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("approve e0", "job grpo-1 has no recovery 'e0' that waits for an approval; waiting: none"),
+        ("hold other", "has no job 'other'; it has 1 job: grpo-1"),
+        ("restart", "one of the arguments ENGINE --all is required"),
+        ("restart e0 --all", "argument --all: not allowed with argument ENGINE"),
+        ("drain", "the following arguments are required: ENGINE"),
+    ],
+)
+def test_a_wish_that_is_none_is_refused(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main(line.split())
+    except SystemExit as left:
+        code = left.code  # type: ignore[assignment]
+    assert code == 2
+    assert words in capsys.readouterr().err
 
 
 async def _tail(url: str, count: int) -> list[str]:

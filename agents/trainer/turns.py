@@ -122,6 +122,9 @@ def _refused(barrier: Barrier, why: str) -> Step:
 def _decided(barrier: Barrier, decision: AnyDecision) -> Step:
     if decision.epoch < barrier.epoch:
         return Step(barrier)
+    if decision.dry_run and isinstance(decision, ReportRequested):  # a report changes nothing
+        asked = decision.run == barrier.run and barrier.boundary > 0
+        return Step(barrier, (stands(barrier, answers=decision.id),) if asked else ())
     if decision.dry_run:
         ours = isinstance(decision, BoundaryReleased) and _is_here(barrier, decision.run, decision.boundary)
         return Step(replace(barrier, observed=True) if ours else barrier)

@@ -12,8 +12,10 @@ def run(args: Namespace) -> int:
     url = reach.bus_url(args)
     jobs = [job_name(name) for name in args.job or ()]
     file = settings.load(Path(args.config)) if args.config else settings.DEFAULT
+    if args.observe:
+        file = settings.observed(file)
 
     async def main() -> None:
-        await service.serve(bus_url=url, jobs=jobs, settings=file, observe=args.observe)
+        await service.serve(bus_url=url, jobs=jobs, settings=file)
 
     return running.lasting(main)

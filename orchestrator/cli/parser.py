@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 ENGINES = ("vllm", "stub")
 FAULTS = ("kill-core", "kill-server", "stall", "kill-agent", "kill-orchestrator")
-NOT_YET = ("hold", "approve", "dashboard", "ray")
+NOT_YET = ("dashboard", "ray")
 """Commands whose names are taken; each says so and exits with 2."""
 
 
@@ -114,7 +114,7 @@ def _orchestrate(add: Add) -> None:
     parser = _command(add, "orchestrate", summary="decide for jobs, in the foreground")
     parser.add_argument("--job", action="append", metavar="NAME", help="default: all jobs of the bus")
     parser.add_argument("--config", metavar="FILE", help="[defaults] and [jobs.NAME]")
-    parser.add_argument("--observe", action="store_true", help="not yet")
+    parser.add_argument("--observe", action="store_true", help="decide and publish, but have nothing done")
 
 
 def _agent(add: Add) -> None:
@@ -159,16 +159,30 @@ def _explain(add: Add) -> None:
 
 
 def _wishes(add: Add) -> None:
-    for name, summary in {
-        "restart": "ask for a restart of one engine",
-        "drain": "take one engine out: let its calls finish, stop it, start no other",
-        "release": "take a drained or retired engine back in",
-        "retire": "take one engine out for good",
-    }.items():
-        parser = _command(add, name, summary=summary, module="wish")
-        parser.add_argument("engine", metavar="ENGINE")
-        _of_job(parser)
-        _shown(parser)
+    restart = _wish(add, "restart", summary="restart one engine, or all of them one by one")
+    which = restart.add_mutually_exclusive_group(required=True)
+    which.add_argument("engine", metavar="ENGINE", nargs="?")
+    which.add_argument("--all", action="store_true", help="each that serves, one after the other")
+    drain = _wish(add, "drain", summary="take one engine out: let its calls finish, stop it, start no other")
+    drain.add_argument("engine", metavar="ENGINE")
+    release = _wish(add, "release", summary="take a drained or retired engine back in, or end a job's hold")
+    release.add_argument("engine", metavar="ENGINE", nargs="?", help="left out: the job's hold ends")
+    retire = _wish(add, "retire", summary="take one engine out for good")
+    retire.add_argument("engine", metavar="ENGINE")
+    approve = _wish(add, "approve", summary="let a recovery that waits for an approval go on")
+    approve.add_argument("recovery", metavar="RECOVERY", help="its name, or that of its engine")
+    hold = _command(
+        add, "hold", summary="do nothing to any engine of a job until it is released", module="wish"
+    )
+    hold.add_argument("job", metavar="JOB", nargs="?", help="may be left out where the bus has one job")
+    _shown(hold)
+
+
+def _wish(add: Add, name: str, *, summary: str) -> argparse.ArgumentParser:
+    parser = _command(add, name, summary=summary, module="wish")
+    _of_job(parser)
+    _shown(parser)
+    return parser
 
 
 def _config(add: Add) -> None:

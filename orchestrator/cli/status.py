@@ -28,7 +28,7 @@ def show(view: JobView) -> None:
     """Print the job as a few lines and a table of engines."""
     held = f"epoch {view.epoch}, held by {view.holder}" if view.holder else "none holds the job"
     facts = {
-        "job": f"{view.job}{' FINISHED' * view.finished}{' ON HOLD' * view.hold}",
+        "job": " ".join([view.job, *_marks(view)]),
         "orchestrator": f"{held}, commit {view.commit}",
         "trainer": _trainer(view),
         "weights": f"version {view.version or printing.NONE}, published {view.published or printing.NONE}",
@@ -43,6 +43,11 @@ def show(view: JobView) -> None:
     print()
     head = ("ENGINE", "PHASE", "INCARNATION", "VERSION", "ROUTE", "NODE", "WAITS FOR")
     printing.table(head, [_row(engine) for engine in view.engines])
+
+
+def _marks(view: JobView) -> list[str]:
+    marks = {"FINISHED": view.finished, "ON HOLD": view.hold, "ONLY OBSERVED": view.mode == "observe"}
+    return [mark for mark, shown in marks.items() if shown]
 
 
 def _trainer(view: JobView) -> str:
@@ -61,8 +66,12 @@ def _trainer(view: JobView) -> str:
 
 def _row(engine: EngineView) -> tuple[object, ...]:
     waits: list[str] = []
+    if not engine.approved:
+        waits.append(f"`relight approve {engine.recovery}`")
     if engine.intent:
-        waits.append(f"{engine.intent.decision}, {engine.intent.left_s:.0f} s left")
+        left_s = engine.intent.left_s
+        left = "withheld" if left_s is None else f"{left_s:.0f} s left"
+        waits.append(f"{engine.intent.decision}, {left}")
     if engine.backoff_s is not None:
         waits.append(f"its next start, in {engine.backoff_s:.0f} s")
     if engine.why:

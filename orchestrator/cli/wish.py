@@ -1,24 +1,34 @@
-"""`relight restart|drain|release|retire ENGINE`: a wish on the bus; the orchestrator acts by its rules.
+"""`relight restart|drain|release|retire|hold|approve`: a wish on the bus; the orchestrator acts by its rules.
 
-A restart is meant for the incarnation that stands, so that one asked for twice is one. The others are meant
-for the slot, whatever fills it by the time they are read.
+A restart is meant for the incarnation that stands, so that one asked for twice is one. What else is said of
+an engine is meant for the slot, whatever fills it by the time it is read.
 """
 
 import getpass
 from argparse import Namespace
+from typing import NamedTuple
 
-from relight.events.facts import DrainRequested, Fact, ReleaseRequested, RestartRequested, RetireRequested
-from relight.events.ids import EngineName, Source
-from relight.events.schema import EngineState
+from relight.events.errors import UsageError
+from relight.events.facts import (
+    ApprovalGiven,
+    DrainRequested,
+    Fact,
+    HoldRequested,
+    ReleaseRequested,
+    RestartRequested,
+    RetireRequested,
+)
+from relight.events.ids import JobName, Source
+from relight.events.schema import Snapshot
 from relight.orchestrator.cli import printing, reach, running
 
-WISHES = {
-    "restart": "a restart",
-    "drain": "the end of its calls and a stop",
-    "release": "a new start",
-    "retire": "its end for good",
-}
-"""Each command, and what it asks for, in words."""
+
+class Wish(NamedTuple):
+    """What is written, whom it is about, and what it asks for, in words."""
+
+    fact: Fact
+    about: dict[str, object]
+    words: str
 
 
 def operator() -> Source:
@@ -29,29 +39,60 @@ def operator() -> Source:
         return Source("operator/unknown")
 
 
-def wish(command: str, name: EngineName, engine: EngineState) -> Fact:
-    """The fact that `command` writes."""
-    match command:
+def wish(args: Namespace, job: JobName, snapshot: Snapshot) -> Wish:
+    """What `args` ask for. Raises UsageError where there is no such engine or recovery."""
+    if args.command == "approve":
+        return _approval(args.recovery, job, snapshot)
+    if args.command == "hold":
+        return Wish(HoldRequested(), {"job": job}, f"a hold of job {job}: nothing is done to its engines")
+    if args.engine is None:
+        if args.command == "release":
+            return Wish(ReleaseRequested(), {"job": job}, f"the end of the hold of job {job}")
+        return Wish(RestartRequested(), {"job": job}, f"a restart of each engine of job {job}, one by one")
+    return _of_engine(args, job, snapshot)
+
+
+def _of_engine(args: Namespace, job: JobName, snapshot: Snapshot) -> Wish:
+    name, engine = reach.the_engine(args.engine, job, snapshot)
+    at = engine.incarnation
+    fact: Fact
+    match args.command:
         case "restart":
-            return RestartRequested(engine=name, incarnation=engine.incarnation)
+            fact, what = RestartRequested(engine=name, incarnation=at), "a restart"
         case "drain":
-            return DrainRequested(engine=name)
+            fact, what = DrainRequested(engine=name), "the end of its calls and a stop"
         case "release":
-            return ReleaseRequested(engine=name)
+            fact, what = ReleaseRequested(engine=name), "a new start"
         case "retire":
-            return RetireRequested(engine=name)
+            fact, what = RetireRequested(engine=name), "its end for good"
         case _:
-            raise ValueError(f"no such wish: {command}")
+            raise ValueError(f"no such wish: {args.command}")
+    return Wish(fact, {"engine": name, "incarnation": at}, f"{what} of {name} incarnation {at}")
+
+
+def _approval(text: str, job: JobName, snapshot: Snapshot) -> Wish:
+    """The recovery that `text` names, by its own name or its engine's."""
+    waiting = {
+        engine.recovery.id: name
+        for name, engine in snapshot.engines.items()
+        if engine.recovery is not None and not engine.recovery.approved
+    }
+    for recovery, name in waiting.items():
+        if text in (recovery, name):
+            words = f"recovery {recovery} of {name} to go on"
+            return Wish(ApprovalGiven(recovery=recovery), {"engine": name, "recovery": recovery}, words)
+    known = ", ".join(sorted(waiting)) or "none"
+    raise UsageError(f"job {job} has no recovery {text!r} that waits for an approval; waiting: {known}")
 
 
 def run(args: Namespace) -> int:
     async def main() -> None:
         async with reach.the_job(args) as job:
-            name, engine = reach.the_engine(args.engine, job.name, await job.snapshot())
-            entry_id = await job.hint(wish(args.command, name, engine), source=operator())
+            wished = wish(args, job.name, await job.snapshot())
+            entry_id = await job.hint(wished.fact, source=operator())
         if args.format == "json":
-            printing.as_json({"engine": name, "incarnation": engine.incarnation, "entry_id": entry_id})
+            printing.as_json({**wished.about, "entry_id": entry_id})
         else:
-            print(f"asked for {WISHES[args.command]} of {name} incarnation {engine.incarnation} ({entry_id})")
+            print(f"asked for {wished.words} ({entry_id})")
 
     return running.once(main)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from relight.events.decisions import LoadWeights, ProbeEngine, StartEngine, VerifyEngine
+from relight.events.decisions import LoadWeights, ProbeEngine, StartEngine, StopEngine, VerifyEngine
 from relight.events.facts import (
     DrainRequested,
     EngineDead,
@@ -20,11 +20,11 @@ from relight.events.facts import (
     WeightsFailed,
     WeightsLoaded,
 )
-from relight.events.schema import EngineState, Reference
+from relight.events.schema import EngineState, Reference, Then
 from relight.events.values import Phase
 from relight.events.version import BASE
 from relight.orchestrator.core import budget, recovery
-from relight.orchestrator.core.enter import order_probe
+from relight.orchestrator.core.enter import order_probe, order_stop
 from relight.orchestrator.core.guards import Case
 
 KEPT_REFERENCES = 4
@@ -45,7 +45,8 @@ def _dead(case: Case, fact: EngineDead) -> None:
 
 def _restart(case: Case, fact: RestartRequested) -> None:
     if case.engine.phase in (Phase.STARTING, Phase.STALE, Phase.SYNCING, Phase.VERIFYING, Phase.SERVING):
-        recovery.begin(case.work, case.name, why="an operator asked for a restart", budgeted=False)
+        why = "an operator asked for a restart"
+        recovery.begin(case.work, case.name, why=why, by="operator")
     elif case.engine.phase is Phase.BACKOFF:  # its start is what is asked for, and need not wait
         case.work.put(case.name, not_before=0)
 
@@ -67,7 +68,11 @@ def _started(case: Case, fact: EngineStarted) -> None:
 
 
 def _stopped(case: Case, fact: EngineStopped) -> None:
-    if case.engine.phase in (Phase.STOPPING, Phase.DRAINING):
+    engine = case.engine
+    asked = engine.intent if isinstance(engine.intent, StopEngine) else None
+    if asked is not None and fact.answers in (None, asked.id):
+        case.work.put(case.name, intent=None, kept=asked.then)
+    if engine.phase in (Phase.STOPPING, Phase.DRAINING):
         recovery.mark(case.work, case.name, "stop")
         case.work.put(case.name, intent=None, processes=(), address=None)
 
@@ -91,15 +96,27 @@ def _failed(case: Case, fact: WeightsFailed) -> None:
 
 
 def _drain(case: Case, fact: DrainRequested) -> None:
-    case.work.put(case.name, then="drained")
+    if case.engine.phase is not Phase.RETIRED:
+        _end_wanted(case, then="drained")
 
 
 def _retire(case: Case, fact: RetireRequested) -> None:
-    case.work.put(case.name, then="retired", retired_because="an operator asked for it")
+    case.work.put(case.name, retired_because="an operator asked for it")
+    _end_wanted(case, then="retired")
+
+
+def _end_wanted(case: Case, *, then: Then) -> None:
+    """The operator's word ends a recovery, and a stop under way tells the agent what is to be kept."""
+    case.work.put(case.name, then=then, wished=True)
+    recovery.finish(case.work, case.name, "cancelled")
+    if case.engine.phase is Phase.STOPPING:
+        order_stop(case.work, case.name, reason="an operator said what becomes of it")
 
 
 def _released(case: Case, fact: ReleaseRequested) -> None:
-    case.work.put(case.name, then="restart", retired_because=None, restarts=(), not_before=0)
+    case.work.put(case.name, then="restart", wished=False, retired_because=None, restarts=(), not_before=0)
+    if case.engine.phase is Phase.STOPPING:
+        order_stop(case.work, case.name, reason="an operator took it back in")
 
 
 def _suspected(case: Case, fact: RouteSuspected) -> None:

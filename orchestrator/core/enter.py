@@ -13,7 +13,7 @@ from relight.events.decisions import (
 from relight.events.ids import EngineName
 from relight.events.schema import EngineState, Route
 from relight.events.values import Canary, Phase, Weights
-from relight.orchestrator.core import budget, recovery
+from relight.orchestrator.core import budget, floor, recovery
 from relight.orchestrator.core.job import Work
 
 
@@ -32,7 +32,13 @@ def _starting(work: Work, name: EngineName, reason: str) -> None:
     if engine.incarnation > 0 and (engine.recovery is None or engine.recovery.budgeted):
         restarts = (*restarts, work.now)
     work.put(
-        name, incarnation=engine.incarnation + 1, restarts=restarts, version=None, digest=None, then="restart"
+        name,
+        incarnation=engine.incarnation + 1,
+        restarts=restarts,
+        version=None,
+        digest=None,
+        then="restart",
+        kept="restart",
     )
     order_start(work, name, reason=reason)
 
@@ -190,12 +196,7 @@ def _retired(work: Work, name: EngineName, reason: str) -> None:
     work.put(name, intent=None, then="retired", retired_because=because)
     recovery.finish(work, name, "retired")
     work.command(EngineRetired, name, reason=because)
-    if len(work.serving()) < work.settings.floor:
-        work.alarm(
-            "floor",
-            f"{len(work.serving())} engines serve, fewer than the floor of {work.settings.floor}",
-            reason=f"{name} was retired",
-        )
+    floor.alarm(work, reason=f"{name} was retired")
 
 
 def _new(work: Work, name: EngineName, reason: str) -> None:

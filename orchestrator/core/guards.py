@@ -15,7 +15,7 @@ from relight.events.ids import EngineName
 from relight.events.schema import EngineState
 from relight.events.values import EngineReport
 from relight.events.version import BASE, Version
-from relight.orchestrator.core import budget
+from relight.orchestrator.core import budget, floor
 from relight.orchestrator.core.job import Work
 
 
@@ -84,6 +84,11 @@ def may_be_tried_again(case: Case) -> bool:
 
 def drained(case: Case) -> bool:
     return case.engine.then == "drained"
+
+
+def leaves_too_few(case: Case) -> bool:
+    """The floor asks to wait for an engine that is on its way back."""
+    return floor.leaves_too_few(case.work, case.name)
 
 
 def shows_never_filled(case: Case) -> bool:

@@ -10,13 +10,14 @@ from relight.events.facts import Fact
 from relight.events.ids import DecisionId, EngineName, EntryId, NodeName, RecoveryId
 from relight.events.schema import Command, EngineState, Meta
 from relight.events.values import Phase
+from relight.orchestrator.core.restraint import observes, withholds
 from relight.orchestrator.settings import Settings
 
 D = TypeVar("D", bound=Decision)
 C = TypeVar("C", bound=Command)
 
-PROVEN_GONE = frozenset({Phase.NEW, Phase.BACKOFF, Phase.STOPPED, Phase.RETIRED})
-"""Phases in which nothing of the current incarnation lives."""
+ENDED_FOR_GOOD = frozenset({Phase.STOPPED, Phase.RETIRED})
+"""Phases that only an operator ends."""
 
 
 class Job(NamedTuple):
@@ -39,6 +40,7 @@ class Work:
     """One step in the making: a private copy of the job, and what was decided so far."""
 
     def __init__(self, job: Job, *, now: int, cause: EntryId | None = None) -> None:
+        self.before = job
         self.epoch = job.epoch
         self.settings = job.settings
         self.meta = job.meta
@@ -74,6 +76,7 @@ class Work:
         self, message: type[D], /, *, reason: str, recovery: RecoveryId | None = None, **fields: Any
     ) -> D:
         """Take a decision."""
+        fields.setdefault("dry_run", observes(self.settings))
         decision = message(
             id=self.next_id(), epoch=self.epoch, reason=reason, cause=self.cause, recovery=recovery, **fields
         )
@@ -90,7 +93,8 @@ class Work:
 
     def order(self, message: type[C], name: EngineName, /, *, reason: str, **fields: Any) -> None:
         """Take a decision about an engine that is its open step until it is answered."""
-        self.put(name, intent=self.command(message, name, reason=reason, **fields))
+        dry = withholds(self.settings, self.meta, self.engines[name], message)
+        self.put(name, intent=self.command(message, name, reason=reason, dry_run=dry, **fields))
 
     def alarm(self, kind: str, detail: str, *, reason: str) -> None:
         self.decide(Alarm, reason=reason, kind=kind, detail=detail)

@@ -10,11 +10,12 @@ from relight.events.decisions import (
 )
 from relight.events.facts import NodeSilent, NodeUp
 from relight.events.ids import EngineName, NodeName
-from relight.events.schema import EngineState, NodeRecord
+from relight.events.schema import EngineState, NodeRecord, Then
 from relight.events.values import EngineReport, Phase, Weights
+from relight.orchestrator.core import recovery
 from relight.orchestrator.core.enter import enter, order_probe, order_start, order_stop, order_verify
 from relight.orchestrator.core.guards import Case
-from relight.orchestrator.core.job import Work
+from relight.orchestrator.core.job import ENDED_FOR_GOOD, Work
 from relight.orchestrator.core.sync import order_load, version_moved
 from relight.orchestrator.core.transition import transition
 
@@ -31,6 +32,8 @@ def node_up(work: Work, fact: NodeUp) -> None:
     work.learn(nodes=nodes)
     for report in fact.engines:
         _seen(work, fact, report)
+    for name in set(engines_on(work, fact.node)) - {report.engine for report in fact.engines}:
+        _not_owned(work, name, fact)
 
 
 def _answers(work: Work, fact: NodeUp, asked: ReportRequested) -> bool:
@@ -56,10 +59,28 @@ def _seen(work: Work, fact: NodeUp, report: EngineReport) -> None:
     elif report.incarnation > engine.incarnation:
         _adopt(work, name, report)
     _version_reported(work, report)
+    _kept(work, name, report)
     before = work.engines[name]
     transition(Case(work, name, fact, report))
     if work.engines[name].phase is before.phase and before.intent is not None:
-        _ask_again(work, name)
+        ask_again(work, name, reason="an open step is asked for again on its node's report")
+
+
+def _kept(work: Work, name: EngineName, report: EngineReport) -> None:
+    """What the agent keeps of an operator's word; one that lost its disk is told again."""
+    kept: Then = report.state if report.state in ("drained", "retired") else "restart"
+    if work.engines[name].kept != kept:
+        work.put(name, kept=kept)
+
+
+def _not_owned(work: Work, name: EngineName, fact: NodeUp) -> None:
+    """Its node's agent does not list it any more. One that has ended is forgotten."""
+    engine = work.engines[name]
+    if engine.phase in (Phase.NEW, *ENDED_FOR_GOOD):
+        recovery.finish(work, name, "cancelled")
+        del work.engines[name]
+        return
+    transition(Case(work, name, fact, EngineReport(engine=name, state="absent")))
 
 
 def _adopt(work: Work, name: EngineName, report: EngineReport) -> None:
@@ -96,8 +117,8 @@ def _version_reported(work: Work, report: EngineReport) -> None:
                 )
 
 
-def _ask_again(work: Work, name: EngineName) -> None:
-    reason = "an open step is asked for again on its node's report"
+def ask_again(work: Work, name: EngineName, *, reason: str) -> None:
+    """Ask for the engine's open step once more, under a new id and with a new deadline."""
     match work.engines[name].intent:
         case StartEngine():
             order_start(work, name, reason=reason)
@@ -122,6 +143,9 @@ def node_silent(work: Work, fact: NodeSilent) -> None:
     if record is None or record.silent:
         return
     work.decisions.append(fact)
+    if not engines_on(work, fact.node):
+        work.learn(nodes={node: known for node, known in work.meta.nodes.items() if node != fact.node})
+        return
     silent = NodeRecord(boot=record.boot, reported=record.reported, silent=True)
     work.learn(nodes={**work.meta.nodes, fact.node: silent})
     for name in engines_on(work, fact.node):

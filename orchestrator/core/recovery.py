@@ -15,22 +15,33 @@ ORDER = ("fence", "stop", "start", "boundary", "sync", "verify", "route")
 
 
 def begin(
-    work: Work, name: EngineName, *, why: str, detect_ms: float | None = None, budgeted: bool = True
+    work: Work,
+    name: EngineName,
+    *,
+    why: str,
+    detect_ms: float | None = None,
+    by: Literal["loss", "sync", "operator"] = "loss",
 ) -> None:
-    """The engine is lost. A loss in the middle of a recovery is a recovery of its own."""
+    """The engine is lost. A loss in the middle of a recovery is a recovery of its own.
+
+    `by`: what led to it. Only a loss counts against the engine's budget; what an operator asked for needs no
+    other approval.
+    """
     engine = work.engines[name]
     finish(work, name, "superseded")
-    work.put(
-        name,
-        recovery=Recovery(
-            id=RecoveryId(f"{name}.{engine.incarnation}-{work.next_id()}"),
-            incarnation=engine.incarnation,
-            why=why,
-            budgeted=budgeted,
-            detect_ms=detect_ms,
-            began=work.now,
-        ),
+    recovery = Recovery(
+        id=RecoveryId(f"{name}.{engine.incarnation}-{work.next_id()}"),
+        incarnation=engine.incarnation,
+        why=why,
+        budgeted=by == "loss",
+        approved=by == "operator" or work.settings.mode != "approve",
+        detect_ms=detect_ms,
+        began=work.now,
     )
+    work.put(name, recovery=recovery)
+    if not recovery.approved:
+        detail = f"{name}.{engine.incarnation} was lost ({why}); it waits for `relight approve {recovery.id}`"
+        work.alarm("approval", detail, reason="recoveries of this job wait for an operator")
 
 
 def go_on(work: Work, name: EngineName, *, why: str) -> None:

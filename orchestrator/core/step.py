@@ -1,5 +1,7 @@
 """The core's three entrances: a fact, the passing of time, and a new epoch. All are pure."""
 
+import msgspec
+
 from relight.events.decisions import ReportRequested
 from relight.events.facts import (
     AnyFact,
@@ -24,10 +26,10 @@ from relight.events.ids import EngineName, EntryId
 from relight.events.schema import NodeRecord
 from relight.events.values import Phase
 from relight.events.version import BASE
-from relight.orchestrator.core import boundary, nodes, recovery, sync, timers
-from relight.orchestrator.core.enter import enter, may_start
+from relight.orchestrator.core import boundary, floor, nodes, recovery, rolling, sync, timers, wishes
+from relight.orchestrator.core.enter import enter, may_start, order_stop
 from relight.orchestrator.core.guards import Case
-from relight.orchestrator.core.job import Job, Step, Work
+from relight.orchestrator.core.job import ENDED_FOR_GOOD, Job, Step, Work
 from relight.orchestrator.core.transition import transition
 
 
@@ -62,6 +64,7 @@ def take_over(job: Job, *, now: int, bus: str) -> Step:
     """
     work = Work(job, now=now)
     reason = f"epoch {job.epoch} takes over"
+    _take_settings(work)
     if job.meta.bus != bus:
         work.learn(bus=bus)
         _trust_nobody(work)
@@ -71,6 +74,28 @@ def take_over(job: Job, *, now: int, bus: str) -> Step:
         deadline = work.after(work.settings.report_s)
         work.decide(ReportRequested, reason=reason, run=work.meta.run, deadline=deadline)
     return work.done()
+
+
+def _take_settings(work: Work) -> None:
+    """The settings of this epoch stand in the state; others than those of the epoch before are named."""
+    before, now = work.meta.settings, msgspec.to_builtins(work.settings)
+    if before == now:
+        return
+    work.learn(settings=now)
+    if not before:
+        return
+    changed = [name for name in now if now[name] != before.get(name)]
+    detail = "; ".join(f"{name}: {before.get(name)} before, {now[name]} now" for name in changed)
+    work.alarm("settings", detail, reason="the epoch before decided by other settings")
+    if before.get("mode") == "observe":
+        _trust_no_moved_version(work)
+
+
+def _trust_no_moved_version(work: Work) -> None:
+    """While the job was only observed its trainer moved the weights by itself, and nobody proved them."""
+    for name, engine in list(work.engines.items()):
+        if engine.phase is Phase.SERVING and engine.version != work.meta.version:
+            enter(work, name, Phase.SILENT, reason="its weights may have moved while the job was observed")
 
 
 def _trust_nobody(work: Work) -> None:
@@ -100,26 +125,12 @@ def _apply(work: Work, fact: AnyFact) -> None:
             sync.weights_synced(work, fact)
         case JobFinished():
             boundary.job_finished(work, fact)
-        case HoldRequested():
-            work.learn(hold=True)
-        case ApprovalGiven():
-            work.count("late")
-        case ReleaseRequested(engine=None):
-            work.learn(hold=False)
+        case HoldRequested() | ApprovalGiven():
+            wishes.heard(work, fact)
         case ReleaseRequested() | RestartRequested() | DrainRequested() | RetireRequested():
-            _asked_by_operator(work, fact)
+            wishes.heard(work, fact)
         case _:
             _of_engine(work, fact)
-
-
-def _asked_by_operator(
-    work: Work, fact: ReleaseRequested | RestartRequested | DrainRequested | RetireRequested
-) -> None:
-    engine = work.engines.get(fact.engine) if fact.engine is not None else None
-    if fact.engine is None or engine is None or fact.incarnation not in (None, engine.incarnation):
-        work.count("late")
-        return
-    transition(Case(work, fact.engine, fact))
 
 
 def _of_engine(work: Work, fact: OfEngine) -> None:
@@ -152,18 +163,40 @@ def _left_is_gone(work: Work, fact: EngineStopped) -> None:
 def _advance(work: Work) -> None:
     """What the job as a whole can do now. Level-triggered: it asks what is true, not what has changed."""
     sync.settle_sync(work)
+    _take_out_who_waited(work)
     for name in sorted(work.engines):
         _start_if_due(work, name)
+        _have_it_kept(work, name)
     _verify_base(work)
     sync.load_snapshot(work)
     sync.order_sync(work)
     boundary.release_if_done(work)
+    rolling.go_on(work)
+    floor.watch(work)
 
 
 def _start_if_due(work: Work, name: EngineName) -> None:
     engine = work.engines[name]
     if engine.phase is Phase.BACKOFF and engine.not_before <= work.now and may_start(work, name):
         enter(work, name, Phase.STARTING, reason=_why_start(work, name))
+
+
+def _take_out_who_waited(work: Work) -> None:
+    """Engines whose end an operator asked for leave, one after the other, as soon as the floor allows."""
+    for name in sorted(work.engines):
+        engine = work.engines[name]
+        wanted = engine.phase is Phase.SERVING and engine.then != "restart"
+        if wanted and not floor.leaves_too_few(work, name):
+            phase = Phase.DRAINING if engine.then == "drained" else Phase.STOPPING
+            enter(work, name, phase, reason="an operator asked for it, and enough others serve")
+
+
+def _have_it_kept(work: Work, name: EngineName) -> None:
+    """The agent keeps what an operator said of the slot, so that it outlives this state."""
+    engine = work.engines[name]
+    untold = engine.wished and engine.kept != engine.then and engine.intent is None
+    if untold and engine.phase in ENDED_FOR_GOOD and work.reported(engine.node):
+        order_stop(work, name, reason=f"its agent is to keep that it is {engine.then}")
 
 
 def _why_start(work: Work, name: EngineName) -> str:

@@ -15,6 +15,7 @@ from relight.events.version import Version
 from relight.orchestrator.core import budget, recovery
 from relight.orchestrator.core.enter import enter, order_route, snapshot_to_use
 from relight.orchestrator.core.job import Work
+from relight.orchestrator.core.restraint import observes
 
 
 def order_sync(work: Work) -> None:
@@ -26,7 +27,9 @@ def order_sync(work: Work) -> None:
     boundary = work.meta.boundary
     if boundary is None or boundary.exports is None or boundary.refused or boundary.released:
         return
-    if work.meta.sync is not None or boundary.exports != work.meta.version or work.meta.hold:
+    if work.meta.sync is not None or boundary.exports != work.meta.version:
+        return
+    if observes(work.settings) and boundary.ordered:
         return
     if any(record.reported != work.epoch and not record.silent for record in work.meta.nodes.values()):
         return
@@ -48,6 +51,9 @@ def order_sync(work: Work) -> None:
         members=members,
         deadline=work.after(work.settings.sync_s),
     )
+    if observes(work.settings):  # nobody will do it, so nobody is waited for
+        work.learn(boundary=replace(boundary, ordered=True))
+        return
     awaiting = tuple(dict.fromkeys((*boundary.awaiting, *names)))
     work.learn(
         sync=OpenSync(order=order, pending=tuple(names)),
@@ -62,7 +68,9 @@ def _can_sync(work: Work, name: EngineName) -> bool:
     engine = work.engines[name]
     if not work.reported(engine.node) or engine.address is None:
         return False
-    return engine.phase is Phase.SERVING or (engine.phase is Phase.STALE and engine.not_before <= work.now)
+    if engine.phase is Phase.STALE:
+        return engine.not_before <= work.now and not work.meta.hold
+    return engine.phase is Phase.SERVING
 
 
 def _needs_sync(work: Work, name: EngineName, boundary: Boundary) -> bool:
@@ -83,7 +91,7 @@ def _why_sync(work: Work, names: list[EngineName], boundary: Boundary) -> str:
 def load_snapshot(work: Work) -> None:
     """Stale engines pull the published weights of the job's version where recoveries may use them."""
     weights = snapshot_to_use(work)
-    if weights is None or work.meta.hold:
+    if weights is None:
         return
     for name, engine in list(work.engines.items()):
         if engine.phase is Phase.STALE and _can_sync(work, name):
@@ -175,7 +183,7 @@ def _push_failed(work: Work, failed: Failed) -> None:
     if engine.incarnation != failed.incarnation or engine.phase not in (Phase.SYNCING, Phase.SERVING):
         return
     if failed.touched:
-        recovery.begin(work, name, why=f"its weights were touched: {failed.error}", budgeted=False)
+        recovery.begin(work, name, why=f"its weights were touched: {failed.error}", by="sync")
         enter(work, name, Phase.STOPPING, reason=f"the sync touched it and failed: {failed.error}")
     elif engine.phase is Phase.SYNCING:
         enter(work, name, Phase.STALE, reason=f"the sync did not touch it: {failed.error}")
@@ -235,7 +243,7 @@ def void(work: Work, *, cut_off: bool, reason: str) -> None:
         if isinstance(engine.intent, LoadWeights):
             continue
         if touched and engine.phase in (Phase.SYNCING, Phase.SERVING):
-            recovery.begin(work, name, why=reason, budgeted=False)
+            recovery.begin(work, name, why=reason, by="sync")
             enter(work, name, Phase.STOPPING, reason=reason)
         elif engine.phase is Phase.SYNCING:
             enter(work, name, Phase.STALE, reason=reason)

@@ -30,6 +30,7 @@ from relight.orchestrator.core.guards import (
     Case,
     always,
     drained,
+    leaves_too_few,
     loaded,
     loaded_the_jobs_version,
     may_be_tried_again,
@@ -165,8 +166,8 @@ def _weights() -> Table:
 
 def _operators() -> Table:
     rows: dict[tuple[Phase, type], Rows] = {
-        (Phase.SERVING, DrainRequested): {always: Phase.DRAINING},
-        (Phase.SERVING, RetireRequested): {always: Phase.STOPPING},
+        (Phase.SERVING, DrainRequested): {leaves_too_few: Phase.SERVING, always: Phase.DRAINING},
+        (Phase.SERVING, RetireRequested): {leaves_too_few: Phase.SERVING, always: Phase.STOPPING},
         (Phase.DRAINING, DrainRequested): {always: Phase.DRAINING},
         (Phase.DRAINING, RetireRequested): {always: Phase.STOPPING},
         (Phase.DRAINING, ReleaseRequested): {always: Phase.STOPPING},

@@ -6,16 +6,20 @@ from relight.events.decisions import LoadWeights, ProbeEngine, StartEngine, Stop
 from relight.events.ids import EngineName
 from relight.events.schema import EngineState, Meta
 from relight.events.values import Phase
-from relight.orchestrator.core import recovery
+from relight.orchestrator.core import floor, recovery
 from relight.orchestrator.core.enter import enter, order_stop
 from relight.orchestrator.core.job import Job, Work
 from relight.orchestrator.core.nodes import ask_report
+from relight.orchestrator.core.restraint import is_withheld
 from relight.orchestrator.core.sync import expire_sync
 
 
 def tick(work: Work) -> None:
     """Let every deadline that has passed have its effect."""
     expire_sync(work)
+    too_few_at = floor.alarm_at(work.settings, work.meta)
+    if too_few_at is not None and too_few_at <= work.now:
+        floor.alarm(work, reason="for longer than the settings allow")
     for name, engine in list(work.engines.items()):
         if _is_due(work.meta, engine, work.now):
             _expired(work, name, engine)
@@ -32,10 +36,10 @@ def _is_due(meta: Meta, engine: EngineState, now: int) -> bool:
 
 
 def _due(meta: Meta, engine: EngineState) -> int | None:
-    """When the engine's open step must be answered. One on a silent node is asked for again when it
-    speaks."""
+    """When the engine's open step must be answered. One on a silent node is asked for again when it speaks,
+    one that is withheld when it may be done."""
     record = meta.nodes.get(engine.node)
-    if engine.intent is None or (record is not None and record.silent):
+    if engine.intent is None or is_withheld(engine) or (record is not None and record.silent):
         return None
     return engine.intent.deadline
 
@@ -43,17 +47,26 @@ def _due(meta: Meta, engine: EngineState) -> int | None:
 def _expired(work: Work, name: EngineName, engine: EngineState) -> None:
     match engine.intent:
         case StopEngine():
-            reason = "its stop was not proven in time"
-            if not engine.alarmed:
-                work.alarm("stop", f"{name}.{engine.incarnation}: {reason}", reason=reason)
-                work.put(name, alarmed=True)
-            order_stop(work, name, reason=reason)
+            _stop_again(work, name, engine)
         case StartEngine() | LoadWeights() | VerifyEngine() | ProbeEngine() as asked:
             reason = f"{type(asked).__name__} was not answered in time"
             recovery.begin(work, name, why=reason)
             enter(work, name, Phase.STOPPING, reason=reason)
         case None:
             pass
+
+
+def _stop_again(work: Work, name: EngineName, engine: EngineState) -> None:
+    reason = "its stop was not proven in time"
+    if engine.phase in (Phase.STOPPED, Phase.RETIRED):  # it is gone; its agent is to keep what becomes of it
+        order_stop(work, name, reason="its agent has not confirmed what becomes of it")
+    elif engine.phase is Phase.DRAINING:
+        enter(work, name, Phase.STOPPING, reason="its calls did not end in time")
+    else:
+        if not engine.alarmed:
+            work.alarm("stop", f"{name}.{engine.incarnation}: {reason}", reason=reason)
+            work.put(name, alarmed=True)
+        order_stop(work, name, reason=reason)
 
 
 def _waits_too_long(work: Work, engine: EngineState) -> bool:
@@ -83,6 +96,9 @@ def next_wake(job: Job, *, ticked: int) -> int | None:
 def _wakes(job: Job) -> Iterator[int]:
     if job.meta.sync is not None:
         yield job.meta.sync.order.deadline
+    too_few_at = floor.alarm_at(job.settings, job.meta)
+    if too_few_at is not None:
+        yield too_few_at
     for engine in job.engines.values():
         due = _due(job.meta, engine)
         if due is not None:

@@ -112,9 +112,15 @@ def _bystanders(before: Job, heard: Any, done: Step) -> str | None:
     for each in done.decisions:
         if isinstance(each, RouteFenced | StopEngine) and each.engine not in about:
             engine = before.engines.get(each.engine)
-            if engine is not None and engine.phase is Phase.SERVING:
+            if engine is not None and engine.phase is Phase.SERVING and not _is_wanted(before, each.engine):
                 return f"S7: {each.engine} serves and is fenced because of a word about another"
     return None
+
+
+def _is_wanted(before: Job, name: EngineName) -> bool:
+    """An operator asked for its end, and it waited for its turn."""
+    rolling = {turn.engine for turn in before.meta.rolling}
+    return name in rolling or before.engines[name].then != "restart"
 
 
 def _openings(before: Job, heard: Any, done: Step) -> str | None:

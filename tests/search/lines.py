@@ -4,13 +4,18 @@ from typing import Any
 
 from relight.events.decisions import Decision
 from relight.events.facts import (
+    DrainRequested,
     EngineDead,
     EngineStarted,
     EngineStopped,
     Fact,
     Healthy,
+    HoldRequested,
     NodeSilent,
     NodeUp,
+    ReleaseRequested,
+    RestartRequested,
+    RetireRequested,
     SafeBoundary,
     StartFailed,
     StopFailed,
@@ -66,6 +71,9 @@ def fact_line(fact: Any) -> str:
             return f"node {fact.node} silent"
         case TrainerSilent():
             return f"trainer {fact.run} silent"
+        case DrainRequested() | RetireRequested() | ReleaseRequested() | RestartRequested() | HoldRequested():
+            wish = type(fact).__name__.removesuffix("Requested").lower()
+            return f"operator {wish} {getattr(fact, 'engine', None) or ''}".strip()
         case _:
             raise TypeError(f"no line for {fact!r}")
 
@@ -127,6 +135,8 @@ def line(model: Model, before: World, happening: Happening) -> str:
             return f"·  {('agent a', 'agent b', 'trainer')[rest[0]]} {what}"
         case "takes up" | "finishes" | "begins" | "notices" | "restarts":
             return f"·  agent {'ab'[rest[0]]} {what}{_doing(model, before, rest[0])}"
+        case "! an operator says" | "an operator says":
+            return f"·  {fact_line(messages[rest[0]])}"
         case "! dies":
             return f"·  ! engine of {'ab'[rest[0]]} dies"
         case _:

@@ -33,6 +33,12 @@ class Lives(Node):
 
     def restart(self, agent: Agent, job: Job) -> Did:
         """Adopt what an earlier life left, take the state of the bus up and report."""
+        agent, said = self.adopt(agent)
+        agent, reported = self.synced(agent, job)
+        return agent, (*said, *reported)
+
+    def adopt(self, agent: Agent) -> Did:
+        """Take up what an earlier life left, and say the deaths that it did not see."""
         said: tuple[Fact, ...] = ()
         agent = agent._replace(up=True)
         if agent.phase == "absent":
@@ -43,8 +49,7 @@ class Lives(Node):
             agent = agent._replace(phase="stopping", takes_up=True)
         elif agent.phase == "stopping" or (agent.phase == "up" and agent.load and not agent.dead):
             agent = agent._replace(takes_up=True)
-        agent, reported = self.synced(agent, job)
-        return agent, (*said, *reported)
+        return agent, said
 
     def take_up(self, agent: Agent) -> Did:
         """Finish what an earlier life began."""

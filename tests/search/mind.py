@@ -20,6 +20,7 @@ from relight.events.values import Phase
 from relight.events.version import BASE
 from relight.orchestrator.core import step as core
 from relight.orchestrator.core.job import Job, Step
+from relight.orchestrator.core.restraint import is_withheld
 from relight.orchestrator.settings import Settings
 from tests.search import invariants
 from tests.search.pool import ARMED, NOW, Message, Messages, Pool, plain, replace
@@ -140,7 +141,8 @@ class Mind:
 
 
 def _nodes(said: list[Any], kind: type) -> tuple[int, ...]:
-    return tuple("ab".index(NODES[each.engine]) for each in said if type(each).__name__ == kind.__name__)
+    done = [each for each in said if type(each).__name__ == kind.__name__ and not each.dry_run]
+    return tuple("ab".index(NODES[each.engine]) for each in done)
 
 
 def _is_repeated(before: Job, said: Message) -> bool:
@@ -193,6 +195,7 @@ def canonical(job: Job, syncs: dict[SyncId, SyncId]) -> Job:
     """The job without what nothing may depend on."""
     meta = job.meta
     changes: dict[str, Any] = {"serial": 0, "counters": {}, "settings": {}}
+    changes |= {"below_floor": 0, "floor_alarmed": False}  # who is alarmed decides nothing
     if meta.sync is not None:
         changes["sync"] = replace(meta.sync, order=plain(meta.sync.order, syncs))
     changes["nodes"] = {
@@ -241,7 +244,7 @@ def _armed(job: Job) -> tuple[Timer, ...]:
         record = nodes.get(engine.node)
         if engine.phase in (Phase.BACKOFF, Phase.STALE) and engine.not_before > NOW:
             timers.append(("rest", name))
-        if engine.intent is not None and not (record and record.silent):
+        if engine.intent is not None and not is_withheld(engine) and not (record and record.silent):
             timers.append(("intent", name))
         if engine.phase is Phase.STALE and not engine.alarmed and not job.meta.finished:
             timers.append(("wait", name))

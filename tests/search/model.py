@@ -6,7 +6,15 @@ A fault costs one of the faults that are left; what merely happens is free. Wher
 
 from collections.abc import Iterator
 
-from relight.events.facts import OfEngine
+from relight.events.facts import (
+    DrainRequested,
+    HoldRequested,
+    OfEngine,
+    ReleaseRequested,
+    RestartRequested,
+    RetireRequested,
+)
+from relight.events.ids import EngineName
 from relight.events.schema import EngineState
 from relight.events.values import Phase
 from relight.events.version import Version
@@ -16,11 +24,26 @@ from tests.search.agent import Agent
 from tests.search.deciding import Deciding
 from tests.search.tending import Tending
 from tests.search.training import Training
-from tests.search.world import BORN, Next, Words, World
+from tests.search.world import BORN, Next, Plan, Words, World
+
+_E0 = EngineName("e0")
+WISHES = (
+    DrainRequested(engine=_E0),
+    RetireRequested(engine=_E0),
+    ReleaseRequested(engine=_E0),
+    RestartRequested(engine=_E0),
+    RestartRequested(),
+    HoldRequested(),
+)
 
 
 class Model(Deciding, Tending, Training):
     """What can happen, and how it is judged."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self._wishes = [self.messages.of(wish) for wish in WISHES]
+        self._release = self.messages.of(ReleaseRequested())
 
     def start(self) -> World:
         """Nothing was ever started; the agents' first words are on their way."""
@@ -102,10 +125,23 @@ class Model(Deciding, Tending, Training):
         if "late" in kinds and world.late is None:
             for source in (0, 1, 2):
                 yield ("! cannot append", source), world._replace(late=(source, ()))
+        if "operator" in kinds:
+            yield from self._faults_of_operator(world)
         if "bus" in kinds and world.replica is None:
             yield ("! is copied",), world._replace(replica=(world.job, world.facts))
             yield ("! is emptied",), self._rolled_back(world, self.mind.reborn, ())
         yield from self._faults_of_trainer(world)
+
+    def _faults_of_operator(self, world: World) -> Iterator[Next]:
+        for wish in self._wishes:
+            yield ("! an operator says", wish), world._replace(facts=(*world.facts, wish))
+
+    def hold_ends(self, world: World) -> Next | None:
+        """Whoever held the job releases it."""
+        if not self.mind[world.job].meta.hold or self._release in world.facts:
+            return None
+        said = ("an operator says", self._release)
+        return said, world._replace(facts=(*world.facts, self._release))
 
     def _may_double(self, fact: int) -> bool:
         return isinstance(self.messages[fact], OfEngine)
@@ -151,14 +187,17 @@ class Model(Deciding, Tending, Training):
             return ""
         exported = opening is not None and opening.exports == job.meta.version
         ends = [_end_of(engine, job.meta.version, exported) for engine in job.engines.values()]
-        if "" in ends:
+        named = "named" in ends
+        if "" in ends or (not named and ("waits" in ends or job.meta.rolling)):
             return ""
-        return "named" if "named" in ends else "served"
+        return "named" if named else "served"
 
 
 def _end_of(engine: EngineState, version: Version | None, exported: bool) -> str:
     """What an alarm names is no end for an engine whose weights the trainer offers at that moment."""
     route, phase = engine.route, engine.phase
+    if phase is Phase.SERVING and engine.then != "restart":
+        return "waits"  # to be taken out, for another one that is on its way back
     if phase is Phase.SERVING:
         served = route is not None and route.version == version and engine.intent is None
         return "served" if served else ""

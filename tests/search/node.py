@@ -34,6 +34,8 @@ class Node(Voice):
     def hear(self, agent: Agent, decision: Any) -> Did:
         if isinstance(decision, NodeSilent):
             return agent, (self.report(agent),)
+        if decision.dry_run and not isinstance(decision, ReportRequested):
+            return agent, ()
         if decision.epoch < agent.epoch:
             return agent, (self.report(agent),)
         agent = agent._replace(epoch=decision.epoch, obeyed=max(agent.obeyed, decision.epoch))

@@ -80,7 +80,7 @@ class Parts:
                 if node.node in nodes and (rule := invariants.of_report(what, node.engine, epoch, agent)):
                     return rule
         for said in map(self.messages.__getitem__, done.decisions):
-            if isinstance(said, StartEngine):
+            if isinstance(said, StartEngine) and not said.dry_run:
                 agent = self.agents[world.agents["ab".index(said.node)]]
                 rule = invariants.of_start(said.engine, said.incarnation, agent)
             elif isinstance(said, RouteAdded) and done.routes:

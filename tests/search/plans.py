@@ -14,6 +14,7 @@ KINDS = (
     "export",
     "silence",
     "time",
+    "operator",
     "bus",
 )
 """
@@ -27,6 +28,7 @@ trainer       it dies and another run begins, or it seems silent
 export        the trainer is cut off in an export, or the export fails
 silence       a node seems silent
 time          a deadline passes early
+operator      somebody drains, retires, releases or restarts an engine, restarts all, or holds the job
 bus           it is rolled back to any earlier commit, or emptied
 """
 
@@ -51,5 +53,6 @@ TWO = (
     _plan("deaths and failures", 3, "death", "failure", "doubled"),
     _plan("deaths and a trainer's faults", 2, "death", "trainer", "export", "time", pushes=True),
     _plan("deaths and lives of agents", 2, "death", "agent", "orchestrator"),
+    _plan("deaths and an operator", 2, "death", "failure", "operator"),
     _plan("deaths and lives from the beginning", 2, "death", "agent", "orchestrator", warm=False),
 )

@@ -50,6 +50,9 @@ class Messages(Pool[Message]):
         return self.number(message, codec.to_json(message))
 
 
+_WHAT = ("engine", "incarnation", "node", "run", "version", "then")
+
+
 def plain(message: Any, syncs: dict[SyncId, SyncId]) -> Any:
     """The message with nothing in it that only tells one asking from another. `syncs` renames new ids."""
     if isinstance(message, NodeSilent | TrainerSilent):
@@ -63,7 +66,7 @@ def plain(message: Any, syncs: dict[SyncId, SyncId]) -> Any:
         changes["deadline"] = ARMED
     if isinstance(message, Alarm):
         changes["detail"] = ""
-    told = [getattr(message, name, None) for name in ("engine", "incarnation", "node", "run", "version")]
+    told = [getattr(message, name, None) for name in _WHAT]
     what = ".".join(str(each) for each in (changes.get("sync"), *told) if each is not None)
     changes["id"] = DecisionId(f"{message.epoch}-{type(message).__name__}:{what}")
     return replace(message, **changes)

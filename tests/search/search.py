@@ -131,6 +131,8 @@ class Search:
             yield step
         if step_ := model.rollout_ends(world):
             yield step_
+        if released := model.hold_ends(world):
+            yield released
         if still:
             yield from model.time(world)
         if world.faults:
@@ -190,6 +192,8 @@ class Search:
         waits = trainer.barrier.opening is not None and trainer.barrier.opening.sync == "stale"
         if (serving or not waits) and (ended := model.rollout_ends(world)):
             return ended
+        if released := model.hold_ends(world):
+            return released
         if over and model.settled(world) == "served":
             return None
         return self._waits(world) or (serving and self._goes_on(world)) or self._is_named(world)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from relight.events import codec
-from relight.events.bus.journal import position
+from relight.events.bus.streams import position
 from relight.events.decisions import Decision, ForEngine, RecoveryFinished
 from relight.events.envelope import Entry
 from relight.events.errors import Undecodable
