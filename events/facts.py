@@ -51,6 +51,8 @@ class EngineStarted(OfEngine, frozen=True, kw_only=True):
     """The version it was started on; none for the base model."""
     processes: tuple[Process, ...] = ()
     seconds: float = 0.0
+    device: str | None = None
+    """The device of its node that it runs on, as the node file names it; none where it names none."""
     answers: DecisionId | None = None
 
 
@@ -73,6 +75,8 @@ class EngineDead(OfEngine, frozen=True, kw_only=True):
     detail: str = ""
     detect_ms: float | None = None
     """From the fault to this fact, where the agent can know."""
+    device: str | None = None
+    """The device of its node that it ran on, as the node file names it; none where it names none."""
 
 
 class EngineStopped(OfEngine, frozen=True, kw_only=True):
@@ -90,6 +94,8 @@ class StartFailed(OfEngine, frozen=True, kw_only=True):
     retryable: bool = True
     detail: str = ""
     proof: Proof
+    device: str | None = None
+    """The device of its node that it ran on, as the node file names it; none where it names none."""
     answers: DecisionId | None = None
 
 
@@ -193,8 +199,8 @@ class RouteSuspected(OfEngine, frozen=True, kw_only=True):
 
 
 class RestartRequested(Fact, frozen=True, kw_only=True):
-    """Restart one engine (`incarnation`: only if it still is that one); without an engine: each that is up, one
-    after the other."""
+    """Restart one engine (`incarnation`: only if it still is that one); without an engine: each that is up,
+    one after the other."""
 
     engine: EngineName | None = None
     incarnation: int | None = None

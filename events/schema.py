@@ -142,6 +142,10 @@ class NodeRecord(Value, frozen=True, kw_only=True):
     """The epoch under which it last reported."""
     silent: bool = False
     asked: ReportRequested | None = None
+    spares: int = 0
+    """How many more engines it can take, as it last said, less those that were sent there since."""
+    worn: dict[str, tuple[int, ...]] = {}
+    """Of each device: bus times in ms at which an engine was lost on it, inside the restart window."""
 
 
 class Meta(Value, frozen=True, kw_only=True):

@@ -60,6 +60,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     trainer_silence_s: float = 30.0
     """A trainer whose pulse stands still this long has lost its boundary; its threads may be starved."""
 
+    move_after_s: float = 30.0
+    """An engine of a silent node goes to a spare on another one after this: most partitions are over by then,
+    and a return costs nothing."""
+
     restarts: int = 5
     """Restarts of one engine inside the window before it is retired."""
     restart_window_s: float = 900.0
@@ -68,6 +72,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Wait before the second restart inside the window; the first is at once; doubles after that."""
     backoff_most_s: float = 300.0
     """Longest wait between two restarts."""
+    device_failures: int = 3
+    """Failures on one device inside the window after which an alarm names it: two may be chance."""
     starts_per_node: int = 4
     """Starts at a time on one node: each holds host memory and loads from the same disk."""
     starts_per_job: int = 32

@@ -141,9 +141,13 @@ class Scenario:
     def _node_up(self, node: NodeName, rest: str) -> facts.NodeUp:
         reports: list[EngineReport] = []
         epoch = self.job.epoch
+        spares = 0
         for part in filter(None, (part.strip() for part in rest.split(","))):
             if part.startswith("max_epoch="):
                 epoch = int(part.removeprefix("max_epoch="))
+                continue
+            if part.startswith("spares="):
+                spares = int(part.removeprefix("spares="))
                 continue
             name, condition, *version = part.split()
             engine, _, incarnation = name.partition(".")
@@ -156,7 +160,9 @@ class Scenario:
                     version=Version.parse(version[0]) if version else None,
                 )
             )
-        return facts.NodeUp(node=node, boot=BootId("b"), max_epoch=epoch, engines=tuple(reports))
+        return facts.NodeUp(
+            node=node, boot=BootId("b"), max_epoch=epoch, engines=tuple(reports), spares=spares
+        )
 
 
 def _options(words: list[str]) -> dict[str, str]:
@@ -171,7 +177,11 @@ def _of_engine(engine: EngineName, incarnation: int, said: str, rest: list[str])
     proof = Proof(port_free=True)
     said_by: dict[str, Callable[[], facts.AnyFact]] = {
         "dead": lambda: facts.EngineDead(
-            **name, cause=Cause.SIGNAL, signal=int(options.get("signal", "9")), detect_ms=3
+            **name,
+            cause=Cause.SIGNAL,
+            signal=int(options.get("signal", "9")),
+            detect_ms=3,
+            device=options.get("on"),
         ),
         "started": lambda: facts.EngineStarted(
             **name,
@@ -185,7 +195,7 @@ def _of_engine(engine: EngineName, incarnation: int, said: str, rest: list[str])
         ),
         "stopped": lambda: facts.EngineStopped(**name, node=NodeName(options.get("node", "a")), proof=proof),
         "start-failed": lambda: facts.StartFailed(
-            **name, cause=rest[0], retryable="for-good" not in rest, proof=proof
+            **name, cause=rest[0], retryable="for-good" not in rest, proof=proof, device=options.get("on")
         ),
         "stop-failed": lambda: facts.StopFailed(**name, cause="pid 7 lives"),
         "loaded": lambda: facts.WeightsLoaded(**name, version=version or BASE, digest="sha256:d"),
@@ -213,7 +223,8 @@ def short(said: object) -> str:
         case decisions.StopEngine():
             return f"stop {_name(said)}" + (f" then {said.then}" if said.then != "restart" else "")
         case decisions.StartEngine():
-            return f"start {_name(said)}" + (f" on {said.weights.version}" if said.weights else "")
+            where = f" at {said.node}" if said.node not in ("a", "b") else ""
+            return f"start {_name(said)}{where}" + (f" on {said.weights.version}" if said.weights else "")
         case decisions.ProbeEngine():
             return f"probe {_name(said)}"
         case decisions.ReportRequested():

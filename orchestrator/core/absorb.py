@@ -23,7 +23,7 @@ from relight.events.facts import (
 from relight.events.schema import EngineState, Reference, Then
 from relight.events.values import Phase
 from relight.events.version import BASE
-from relight.orchestrator.core import budget, recovery
+from relight.orchestrator.core import budget, devices, recovery
 from relight.orchestrator.core.enter import order_probe, order_stop
 from relight.orchestrator.core.guards import Case
 
@@ -41,6 +41,7 @@ def absorb(case: Case) -> None:
 def _dead(case: Case, fact: EngineDead) -> None:
     if case.engine.phase not in (Phase.STOPPING, Phase.BACKOFF, Phase.STOPPED, Phase.RETIRED):
         recovery.begin(case.work, case.name, why=_death(fact), detect_ms=fact.detect_ms)
+        devices.failed(case.work, case.name, fact.device, why=_death(fact))
 
 
 def _restart(case: Case, fact: RestartRequested) -> None:
@@ -80,6 +81,7 @@ def _stopped(case: Case, fact: EngineStopped) -> None:
 def _start_failed(case: Case, fact: StartFailed) -> None:
     if case.engine.phase is Phase.STARTING:
         recovery.go_on(case.work, case.name, why=f"its start failed: {fact.cause}")
+        devices.failed(case.work, case.name, fact.device, why=f"its start failed: {fact.cause}")
     if case.engine.phase in (Phase.STARTING, Phase.STOPPING):
         case.work.put(case.name, intent=None, processes=(), address=None)
 

@@ -59,7 +59,7 @@ def _opened(work: Work, fact: SafeBoundary) -> None:
             reason="versions never go backwards within a run",
         )
     work.learn(boundary=boundary, trainer_silent=False)
-    if fact.sync == "all" and fact.exports is not None:
+    if fact.exports is not None:  # of `stale` too: syncs may have been left out, or their words been lost
         version_moved(work, fact.exports)
 
 
@@ -76,6 +76,8 @@ def _told_again(work: Work, boundary: Boundary, fact: SafeBoundary) -> None:
     """The trainer was asked, or came back: what it may have missed is said again."""
     boundary = replace(boundary, exports=fact.exports, phase=fact.phase)
     work.learn(boundary=boundary, trainer_silent=False)
+    if fact.exports is not None:
+        version_moved(work, fact.exports)
     if boundary.released:
         _release(work, "done", reason="said again on the trainer's report")
     sync = work.meta.sync

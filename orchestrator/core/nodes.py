@@ -1,5 +1,7 @@
 """Nodes: what their agents report, and their silence."""
 
+from msgspec.structs import replace
+
 from relight.events.decisions import (
     LoadWeights,
     ProbeEngine,
@@ -12,7 +14,7 @@ from relight.events.facts import NodeSilent, NodeUp
 from relight.events.ids import EngineName, NodeName
 from relight.events.schema import EngineState, NodeRecord, Then
 from relight.events.values import EngineReport, Phase, Weights
-from relight.orchestrator.core import recovery
+from relight.orchestrator.core import moves, recovery
 from relight.orchestrator.core.enter import enter, order_probe, order_start, order_stop, order_verify
 from relight.orchestrator.core.guards import Case
 from relight.orchestrator.core.job import ENDED_FOR_GOOD, Work
@@ -28,8 +30,9 @@ def node_up(work: Work, fact: NodeUp) -> None:
         if record.silent:  # it speaks again, after the question of this epoch was put to nobody
             _hear_again(work, fact.node)
         return
-    nodes = {**work.meta.nodes, fact.node: NodeRecord(boot=fact.boot, reported=work.epoch)}
-    work.learn(nodes=nodes)
+    known = record or NodeRecord(boot=fact.boot)
+    heard = replace(known, boot=fact.boot, reported=work.epoch, silent=False, asked=None, spares=fact.spares)
+    work.learn(nodes={**work.meta.nodes, fact.node: heard})
     for report in fact.engines:
         _seen(work, fact, report)
     for name in set(engines_on(work, fact.node)) - {report.engine for report in fact.engines}:
@@ -43,8 +46,7 @@ def _answers(work: Work, fact: NodeUp, asked: ReportRequested) -> bool:
 
 def _hear_again(work: Work, node: NodeName) -> None:
     record = work.meta.nodes[node]
-    heard = NodeRecord(boot=record.boot, reported=record.reported)
-    work.learn(nodes={**work.meta.nodes, node: heard})
+    work.learn(nodes={**work.meta.nodes, node: replace(record, silent=False, asked=None)})
     ask_report(work, node, reason="it speaks again, but of what was true before this epoch")
 
 
@@ -53,8 +55,7 @@ def _seen(work: Work, fact: NodeUp, report: EngineReport) -> None:
     engine = work.engines.get(name)
     if engine is None:
         work.engines[name] = EngineState(node=fact.node, incarnation=report.incarnation, since=work.now)
-    elif engine.node != fact.node:
-        work.count("foreign")
+    elif engine.node != fact.node and not moves.seen_elsewhere(work, fact.node, report):
         return
     elif report.incarnation > engine.incarnation:
         _adopt(work, name, report)
@@ -62,8 +63,18 @@ def _seen(work: Work, fact: NodeUp, report: EngineReport) -> None:
     _kept(work, name, report)
     before = work.engines[name]
     transition(Case(work, name, fact, report))
+    _returned(work, name, before)
     if work.engines[name].phase is before.phase and before.intent is not None:
         ask_again(work, name, reason="an open step is asked for again on its node's report")
+
+
+def _returned(work: Work, name: EngineName, before: EngineState) -> None:
+    """It is back in time: a move that waited for an approval is not needed any more."""
+    now = work.engines[name]
+    if before.phase is Phase.SILENT and now.phase not in (Phase.SILENT, Phase.STOPPING):
+        waited = now.recovery
+        if waited is not None and waited.incarnation == now.incarnation:
+            recovery.finish(work, name, "cancelled")
 
 
 def _kept(work: Work, name: EngineName, report: EngineReport) -> None:
@@ -143,11 +154,10 @@ def node_silent(work: Work, fact: NodeSilent) -> None:
     if record is None or record.silent:
         return
     work.decisions.append(fact)
-    if not engines_on(work, fact.node):
+    if not engines_on(work, fact.node) and not moves.left_anything(work, fact.node):
         work.learn(nodes={node: known for node, known in work.meta.nodes.items() if node != fact.node})
         return
-    silent = NodeRecord(boot=record.boot, reported=record.reported, silent=True)
-    work.learn(nodes={**work.meta.nodes, fact.node: silent})
+    work.learn(nodes={**work.meta.nodes, fact.node: replace(record, silent=True, asked=None)})
     for name in engines_on(work, fact.node):
         transition(Case(work, name, fact))
     quiet = [node for node, known in work.meta.nodes.items() if known.silent]
@@ -169,5 +179,4 @@ def ask_report(work: Work, node: NodeName, *, reason: str) -> None:
     asked = work.decide(
         ReportRequested, reason=reason, node=node, deadline=work.after(work.settings.report_s)
     )
-    kept = NodeRecord(boot=record.boot, reported=record.reported, silent=record.silent, asked=asked)
-    work.learn(nodes={**work.meta.nodes, node: kept})
+    work.learn(nodes={**work.meta.nodes, node: replace(record, asked=asked)})

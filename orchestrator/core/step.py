@@ -26,7 +26,7 @@ from relight.events.ids import EngineName, EntryId
 from relight.events.schema import NodeRecord
 from relight.events.values import Phase
 from relight.events.version import BASE
-from relight.orchestrator.core import boundary, floor, nodes, recovery, rolling, sync, timers, wishes
+from relight.orchestrator.core import boundary, floor, moves, nodes, recovery, rolling, sync, timers, wishes
 from relight.orchestrator.core.enter import enter, may_start, order_stop
 from relight.orchestrator.core.guards import Case
 from relight.orchestrator.core.job import ENDED_FOR_GOOD, Job, Step, Work
@@ -138,6 +138,8 @@ def _of_engine(work: Work, fact: OfEngine) -> None:
     engine = work.engines.get(fact.engine)
     if engine is None:
         work.count("unknown")
+    elif isinstance(fact, EngineStopped) and fact.node != engine.node:
+        _left_is_gone(work, fact)
     elif fact.incarnation == engine.incarnation:
         transition(Case(work, fact.engine, fact))  # type: ignore[arg-type]
     elif fact.incarnation < engine.incarnation:
@@ -164,6 +166,7 @@ def _advance(work: Work) -> None:
     """What the job as a whole can do now. Level-triggered: it asks what is true, not what has changed."""
     sync.settle_sync(work)
     _take_out_who_waited(work)
+    moves.move_who_waited(work)
     for name in sorted(work.engines):
         _start_if_due(work, name)
         _have_it_kept(work, name)

@@ -210,20 +210,22 @@ def settle_sync(work: Work) -> None:
     if sync is None:
         return
     incarnations = {member.engine: member.incarnation for member in sync.order.members}
-    pending = tuple(
-        name for name in sync.pending if _is_pending(work, name, incarnations[name], sync.order.version)
-    )
+    pending = tuple(name for name in sync.pending if _is_pending(work, name, incarnations[name], sync.order))
     if pending != sync.pending:
         work.learn(sync=OpenSync(order=sync.order, pending=pending))
     if not pending and (sync.order.members or stands(work, sync.order.version)):
         work.learn(sync=None)
 
 
-def _is_pending(work: Work, name: EngineName, incarnation: int, version: Version) -> bool:
+def _is_pending(work: Work, name: EngineName, incarnation: int, order: SyncWeights) -> bool:
+    """A push writes into each member until its trainer says that it has ended, also into one that holds the
+    version already."""
     engine = work.engines[name]
     if engine.incarnation != incarnation:
         return False
-    return engine.phase is Phase.SYNCING or (engine.phase is Phase.SERVING and engine.version != version)
+    if engine.phase is not Phase.SERVING:
+        return engine.phase is Phase.SYNCING
+    return engine.version != order.version or _pushes(work, order)
 
 
 def stands(work: Work, version: Version | None) -> bool:

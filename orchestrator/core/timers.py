@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from relight.events.decisions import LoadWeights, ProbeEngine, StartEngine, StopEngine, VerifyEngine
 from relight.events.ids import EngineName
-from relight.events.schema import EngineState, Meta
+from relight.events.schema import EngineState, Left, Meta
 from relight.events.values import Phase
-from relight.orchestrator.core import floor, recovery
+from relight.orchestrator.core import floor, moves, recovery
 from relight.orchestrator.core.enter import enter, order_stop
 from relight.orchestrator.core.job import Job, Work
 from relight.orchestrator.core.nodes import ask_report
@@ -25,6 +25,10 @@ def tick(work: Work) -> None:
             _expired(work, name, engine)
         elif _waits_too_long(work, engine):
             _name_what_it_waits_for(work, name)
+    for name, engine in list(work.engines.items()):
+        for left in engine.left:
+            if _left_is_due(work.meta, left, work.now):
+                moves.stop_left(work, name, left.node, reason="its stop was not proven in time")
     for node, record in list(work.meta.nodes.items()):
         if record.asked is not None and record.asked.deadline <= work.now and not record.silent:
             ask_report(work, node, reason="its report did not come in time")
@@ -42,6 +46,18 @@ def _due(meta: Meta, engine: EngineState) -> int | None:
     if engine.intent is None or is_withheld(engine) or (record is not None and record.silent):
         return None
     return engine.intent.deadline
+
+
+def _left_is_due(meta: Meta, left: Left, now: int) -> bool:
+    due = _left_due(meta, left)
+    return due is not None and due <= now
+
+
+def _left_due(meta: Meta, left: Left) -> int | None:
+    record = meta.nodes.get(left.node)
+    if left.intent is None or left.intent.dry_run or (record is not None and record.silent):
+        return None
+    return left.intent.deadline
 
 
 def _expired(work: Work, name: EngineName, engine: EngineState) -> None:
@@ -103,6 +119,10 @@ def _wakes(job: Job) -> Iterator[int]:
         due = _due(job.meta, engine)
         if due is not None:
             yield due
+        yield from (due for left in engine.left if (due := _left_due(job.meta, left)) is not None)
+        moves_at = moves.moves_at(job.settings, job.meta, engine)
+        if moves_at is not None:
+            yield moves_at
         if engine.phase in (Phase.BACKOFF, Phase.STALE) and engine.not_before:
             yield engine.not_before
         if engine.phase is Phase.STALE and not engine.alarmed:
