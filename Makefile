@@ -1,8 +1,16 @@
 # make demo   an environment with everything in it, and the main job with a fault in its middle
 # make test   the same environment, every test, those with a real vLLM engine included
 # make search every history of the core in a small world with few faults, 2 minutes; LONG=1: 5 hours
+# make simulate    the whole protocol in virtual time from many seeds, with every fault, 2 minutes; LONG=1: hours
+# make crash-points  processes die before and after each of their effects, 5 minutes; LONG=1: all pairs, hours
+# make journals      real runs that were recorded, told to the core again: the same decisions, byte by byte
 # make check  formatting, lint, types, architecture and packaging tests
+# make soak-replay   a thousand streams while their engines are killed at random, 2 minutes; LONG=1: 6 minutes
+# make bench-replay  the replay client and the gateway against going without them, 6 minutes
 # make bench  how long a recovery takes without the engine's own start: 20 of them, with the stub
+# make bench-weights  snapshots, the barrier's cost, real vLLM from boundary to route, 4 minutes; LONG=1: 15 minutes
+# make bench-core    commits, fences, a thousand jobs, storms, take-overs, 4 minutes; LONG=1: several times that
+# make bench-agent   how fast an agent judges and what it costs, with 50 stubs, 6 minutes; LONG=1: over an hour
 #
 # Needed from the machine: GNU make and Python 3.11 or newer with its venv module. Where the Python that is
 # used (PYTHON=…) can import vllm, that vLLM is used; elsewhere its CPU build is installed, about 3 GB.
@@ -22,7 +30,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test search check bench install clean
+.PHONY: help demo test mutants search simulate crash-points journals soak-replay bench-replay check bench bench-weights bench-core bench-agent install clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -36,6 +44,18 @@ test: $(READY)
 search: $(READY)
 	@exec $(IN)/python -m tests.search $(if $(LONG),--long)
 
+simulate: $(READY)
+	@exec $(IN)/python -m tests.simulate $(if $(LONG),--long) $(ARGS)
+
+mutants: $(READY)
+	@exec $(IN)/python -m tests.mutants $(if $(LONG),--long) $(ARGS)
+
+crash-points: $(READY)
+	@exec $(IN)/python -m tests.crash_points $(if $(LONG),--long) $(ARGS)
+
+journals: $(READY)
+	@exec $(IN)/python -m tests.journals $(ARGS)
+
 check: $(READY)
 	@set -x
 	$(IN)/ruff format --check .
@@ -44,8 +64,23 @@ check: $(READY)
 	$(IN)/pyright
 	$(IN)/python -m pytest -q tests/test_layout.py tests/test_packaging.py
 
+soak-replay: $(READY)
+	@exec $(IN)/python -m benchmarks.replay.soak $(if $(LONG),--seconds 300) $(ARGS)
+
+bench-replay: $(READY)
+	@exec $(IN)/python -m benchmarks.replay $(ARGS)
+
 bench: $(READY)
 	@exec $(IN)/python benchmarks/recoveries.py $(ARGS)
+
+bench-weights: $(READY)
+	@exec $(IN)/python -m benchmarks.weights $(if $(LONG),--long) $(ARGS)
+
+bench-core: $(READY)
+	@exec $(IN)/python -m benchmarks.core $(if $(LONG),--long) $(ARGS)
+
+bench-agent: $(READY)
+	@exec $(IN)/python -m benchmarks.agent $(if $(LONG),--long) $(ARGS)
 
 install: $(READY)
 

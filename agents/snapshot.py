@@ -9,10 +9,11 @@ said about it. Knows no framework; functions block and are run in a thread.
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from io import FileIO
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -27,6 +28,9 @@ FORMAT = 1
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 """Suffixes that loaders take for weights: such a file that no manifest lists could be loaded unproven."""
+
+SAMPLE_BYTES = 256 << 20
+"""Of each of two snapshots that are compared: every step of an optimizer changes every tensor."""
 
 HASHERS = 4
 """Files hashed at a time. One core does 1 to 2 GB/s; more than a few only fight for the disk."""
@@ -118,6 +122,18 @@ def check(directory: Path, digest: str) -> Manifest:
     return manifest
 
 
+def looks_whole(directory: Path, digest: str) -> bool:
+    """Whether the manifest of `digest` and files of its sizes stand there; no file is read."""
+    try:
+        data = _manifest_bytes(directory)
+        if _digest(data) != digest:
+            return False
+        _check_sizes(directory, _parse(data, directory / MANIFEST))
+    except SnapshotError:
+        return False
+    return True
+
+
 def verify(directory: Path) -> Manifest:
     """Prove that `directory` is intact by its own manifest, whichever that is; raises SnapshotError."""
     manifest = read_manifest(directory)
@@ -150,6 +166,53 @@ def tensors_in(paths: Iterable[Path]) -> dict[str, Tensor]:
         except (SafetensorError, OSError) as error:
             raise SnapshotError(f"{path}: not a whole safetensors file: {error}") from error
     return tensors
+
+
+def tensor_digests(directory: Path, names: Collection[str], *, most_bytes: int) -> dict[str, str]:
+    """sha256 of the bytes of those tensors, in the order of files and offsets, as far as `most_bytes` go.
+
+    Raises SnapshotError.
+    """
+    digests: dict[str, str] = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        try:
+            with path.open("rb", buffering=0) as file:
+                length = int.from_bytes(file.read(8), "little")
+                entries = codec.from_json(file.read(length), dict[str, _Place])
+                for name, place in sorted(entries.items(), key=lambda item: item[1].data_offsets):
+                    size = place.data_offsets[1] - place.data_offsets[0]
+                    if name in names and size <= most_bytes:
+                        most_bytes -= size
+                        file.seek(8 + length + place.data_offsets[0])
+                        digests[name] = _sha256_of(file, size)
+        except (OSError, Undecodable) as error:
+            raise SnapshotError(f"{path}: its tensors cannot be read: {error}") from error
+    return digests
+
+
+def differ(one: Path, other: Path) -> bool:
+    """Whether the tensors of two folders are known to differ; False where one of them is gone."""
+    try:
+        forms = [tensors_in(sorted(folder.glob("*.safetensors"))) for folder in (one, other)]
+        names = forms[0].keys() & forms[1].keys()
+        found = [tensor_digests(folder, names, most_bytes=SAMPLE_BYTES) for folder in (one, other)]
+    except SnapshotError:
+        return False
+    return any(found[0][name] != found[1][name] for name in found[0].keys() & found[1].keys())
+
+
+class _Place(msgspec.Struct):
+    """Where a tensor lies behind a safetensors header; empty for the header's own metadata."""
+
+    data_offsets: tuple[int, int] = (0, 0)
+
+
+def _sha256_of(file: BinaryIO | FileIO, size: int) -> str:
+    digest = hashlib.sha256()
+    while size and (piece := file.read(min(size, 1 << 20))):
+        digest.update(piece)
+        size -= len(piece)
+    return digest.hexdigest()
 
 
 def difference(known: Manifest, other: Manifest) -> str | None:
@@ -194,8 +257,7 @@ def _parse(data: bytes, path: Path) -> Manifest:
     return manifest
 
 
-def _check_files(directory: Path, manifest: Manifest) -> None:
-    """Sizes first: a truncated file is found out before a byte is hashed."""
+def _check_sizes(directory: Path, manifest: Manifest) -> None:
     for file in manifest.files:
         path = directory / file.name
         try:
@@ -204,6 +266,11 @@ def _check_files(directory: Path, manifest: Manifest) -> None:
             raise SnapshotError(f"{path}: missing: {error.strerror or error}") from error
         if size != file.size:
             raise SnapshotError(f"{path}: {size} bytes, expected {file.size}")
+
+
+def _check_files(directory: Path, manifest: Manifest) -> None:
+    """Sizes first: a truncated file is found out before a byte is hashed."""
+    _check_sizes(directory, manifest)
     names = {file.name for file in manifest.files}
     for path in _listed(directory):
         if path.suffix in WEIGHTS and path.name not in names:

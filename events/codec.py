@@ -102,7 +102,7 @@ def _decode(entry: Entry, decoders: Mapping[str, msgspec.json.Decoder[Any]]) -> 
         raise Undecodable(f"entry {entry.entry_id}: unknown type {entry.type!r}")
     try:
         return decoder.decode(entry.data)
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise Undecodable(f"entry {entry.entry_id}: {entry.type} from {entry.source!r}: {error}") from error
 
 

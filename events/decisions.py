@@ -24,8 +24,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=
     """The fact it follows from; none where a deadline or a take-over led to it."""
     recovery: RecoveryId | None = None
     dry_run: bool = False
-    """Decided and not done: the job is only observed, is on hold, or the recovery waits for an approval. Nobody
-    acts on it; whoever is asked for a report may give it, since that changes nothing."""
+    """Decided and not done: the job is only observed, is on hold, or the recovery waits for an approval.
+    Nobody acts on it; whoever is asked for a report may give it, since that changes nothing."""
 
 
 class ForEngine(Decision, frozen=True, kw_only=True):

@@ -16,7 +16,14 @@ class Undecodable(RelightError):
 
 
 class BusUnavailable(RelightError):
-    """The bus cannot be reached, or answers that it cannot serve at the moment. Worth another try."""
+    """The bus cannot be reached, or answers that it does not serve. Worth another try.
+
+    `kind` is one word for why; as long as it stays the same there is nothing new to say.
+    """
+
+    def __init__(self, message: str, *, kind: str = "unreachable") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class Fenced(RelightError):

@@ -53,6 +53,8 @@ class EngineStarted(OfEngine, frozen=True, kw_only=True):
     seconds: float = 0.0
     device: str | None = None
     """The device of its node that it runs on, as the node file names it; none where it names none."""
+    reloads: bool | None = None
+    """Whether a reload of its weights leaves them as they are; none where that was not tried."""
     answers: DecisionId | None = None
 
 
@@ -63,6 +65,8 @@ class Healthy(OfEngine, frozen=True, kw_only=True):
     version: Version
     canary: Canary | None = None
     evidence: Evidence = {}
+    unproven: str | None = None
+    """What could not be shown of its weights beyond the bytes handed over; none where enough was."""
     answers: DecisionId | None = None
 
 

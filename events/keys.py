@@ -7,6 +7,9 @@ from relight.events.ids import JobName
 JOBS = "relight:jobs"
 """Set of job names; in another slot than any job."""
 
+ORCHESTRATORS = "relight:orchestrators"
+"""Hash of the orchestrators that are there, each with its sign of life; in a slot of its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class Keys:

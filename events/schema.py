@@ -78,6 +78,10 @@ class EngineState(Value, frozen=True, kw_only=True):
     digest: str | None = None
     """Digest of what was loaded, where it was told."""
     processes: tuple[Process, ...] = ()
+    starts_only: bool = False
+    """Published weights reach it by being started on them: its agent found that it reloads wrongly."""
+    unreadable: str | None = None
+    """Digest of published weights that its node could not read when it was to be started on them."""
     intent: Command | None = None
     """The open step, whole, so that a new epoch can ask for it again."""
     then: Then = "restart"

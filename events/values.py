@@ -93,6 +93,8 @@ class EngineReport(Value, frozen=True, kw_only=True):
     address: str | None = None
     version: Version | None = None
     processes: tuple[Process, ...] = ()
+    reloads: bool | None = None
+    """Whether a reload of its weights leaves them as they are; none where that was not tried."""
 
 
 class Cause(StrEnum):

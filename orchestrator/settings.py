@@ -79,11 +79,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     starts_per_job: int = 32
     """Starts at a time in the job: shared file systems feel them all."""
     floor: int = 1
-    """Fewer serving engines than this raise an alarm; a drain that would leave fewer waits for an engine on its
-    way back."""
+    """Fewer serving engines than this raise an alarm; a drain that would leave fewer waits for an engine on
+    its way back."""
+    floor_s: float = 300.0
+    """How long fewer may serve before that alarm, where none was retired: a cold start of a large model takes
+    minutes."""
     waiting_s: float = 60.0
-    """An engine that waits for weights this long is named in an alarm, with what it waits for; so is a job in
-    which too few engines serve."""
+    """An engine that waits for weights this long is named in an alarm, with what it waits for."""
 
     tolerance: float = 0.25
     """Largest difference of a canary's logprobs, in nats: above what bf16 and other kernels do, far below

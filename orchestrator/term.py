@@ -1,46 +1,48 @@
 """One term: the time in which this process alone decides for one job.
 
 Facts are read after the committed cursor; what a batch of them or a deadline leads to is committed in one
-step, or the term is over. Nothing is done besides reading and committing, so a term can end anywhere.
+step, or the term is over. Nothing is done besides reading and committing, so a term can end anywhere. What
+all jobs need each second (the lease, pulses, bus time) is not asked for here but once for the process.
 """
 
 import logging
-import time
+import random
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NoReturn
 
 import anyio
-import msgspec
 
 from relight.events import codec
 from relight.events.bus.follow import RETRY_S
-from relight.events.bus.job import Commit, JobBus, Lease, Reader
+from relight.events.bus.job import Commit, JobBus, Reader
+from relight.events.bus.streams import BLOCK_MS
+from relight.events.decisions import Decision
 from relight.events.envelope import Entry
-from relight.events.errors import BusUnavailable, LostLease, Undecodable
-from relight.events.facts import AnyFact, NodeSilent, NodeUp, TrainerSilent
-from relight.events.ids import EntryId, Source, agent_source, trainer_source
+from relight.events.errors import BusUnavailable, LostLease, RelightError, Undecodable
+from relight.events.facts import AnyFact, Fact, NodeUp
+from relight.events.ids import EntryId, Source
 from relight.events.schema import Meta, Snapshot
 from relight.events.version import BASE
-from relight.orchestrator.core.job import Job, Step
+from relight.orchestrator.core.job import Job, Step, Work
 from relight.orchestrator.core.step import committed, step, take_over, tick
 from relight.orchestrator.core.timers import next_wake
-from relight.orchestrator.settings import Settings
+from relight.orchestrator.fairness import Lanes, Slice
 from relight.orchestrator.silence import Silence
+from relight.orchestrator.tenure import Committed, Tenure
 
 log = logging.getLogger("relight.orchestrator")
 
-LEASE_MARGIN_S = 0.3
-"""A holder stops this long before its lease ends: longer than a commit takes."""
+BATCH = 4
+"""Entries of one turn: reading and committing them holds others up for half a millisecond each. What a turn
+costs besides is small against the steps of so many."""
 
-LOOK_S = 1.0
-"""How often pulses and the server's identity are looked at."""
 
-TRIM_S = 10.0
-"""How often the streams are trimmed: what 10 s can add is small against what is kept."""
+CAREFUL = 4 * BATCH
+"""Entries that a term after a failed one takes one by one: more than the batch that it failed on."""
 
-STALL_S = 3.0
-"""A longer pause between two looks was a stall of our own: everybody gets a fresh grace period."""
+EPOCHS_END = 2**53
+"""Beyond it the server's scripts cannot count; a report of such an epoch is no report."""
 
 
 class HigherEpochSeen(LostLease):
@@ -51,58 +53,94 @@ class HigherEpochSeen(LostLease):
         self.epoch = epoch
 
 
+class Indigestible(Exception):
+    """An entry's step or its commit failed: a bug, told by the error that this one is raised from."""
+
+    def __init__(self, entry: Entry) -> None:
+        super().__init__(f"entry {entry.entry_id}, {entry.type} from {entry.source!r}, cannot be digested")
+        self.entry_id = entry.entry_id
+
+
 class Term:
-    """The loop of one job under one lease. `run` ends only by LostLease (or cancellation)."""
+    """The loop of one job under one lease. `run` ends only by an error or cancellation.
+
+    `passed_over`: entries that earlier terms failed on again and again; they are parked, with an Alarm.
+    `one_by_one`: so many entries are taken singly, so that one that fails is known.
+    """
 
     def __init__(
-        self, bus: JobBus, lease: Lease, settings: Settings, *, reader: Reader, taken_at_s: float
+        self,
+        bus: JobBus,
+        tenure: Tenure,
+        *,
+        lanes: Lanes,
+        passed_over: Collection[EntryId] = (),
+        one_by_one: int = 0,
     ) -> None:
         self._bus = bus
-        self._lease = lease
-        self._settings = settings
-        self._source = Source(f"orchestrator/{lease.holder}")
-        self._reader = reader
+        self._tenure = tenure
+        self._lanes = lanes
+        self._passed_over = passed_over
+        self._one_by_one = one_by_one
+        self._source = Source(f"orchestrator/{tenure.lease.holder}")
         self._silence = Silence()
-        self._held_until_s = taken_at_s + settings.lease_s - LEASE_MARGIN_S
-        self._looked_at_s = 0.0
+        self._caught_up = False
         self._ticked = 0
-        self._stamp = "none"
+        self._due: int | None = None
+        """When time alone may have an effect next; what a turn adds to it is seen after its commit."""
         self._number = 0
         self._cursor = EntryId("0-0")
         self._written = Snapshot()
 
     async def run(self) -> NoReturn:
-        await self._bus.bus.tell_time()
-        await self._bus.bus.enrol(self._bus.name)
-        self._stamp = await self._bus.bus.stamp()
-        job = await self._begin(await self._bus.snapshot())
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._hold)
-            while True:
-                job = await self._turn(job)
+        async with self._lanes.beginning:
+            async with self._lanes.commands:
+                found = await self._bus.snapshot()
+            job = await self._begin(found)
+        reader = self._bus.bus.readers
+        async with self._lanes.connecting:
+            entries = await self._bus.read_facts(self._cursor, reader=reader, count=self._count)
+        while True:
+            job = await self._guarded_turn(job, entries)
+            entries = await self._read(reader)
         raise AssertionError("unreachable")
 
     async def _begin(self, found: Snapshot) -> Job:
         """The job as it stands on the bus, taken over: everybody is asked what is true."""
         self._number, self._cursor, self._written = found.commit, found.cursor, found
-        meta = found.meta or Meta(birth=uuid.uuid4().hex, version=BASE, bus=self._stamp)
-        meta = msgspec.structs.replace(meta, settings=msgspec.to_builtins(self._settings))
-        job = Job(self._lease.epoch, self._settings, meta, found.engines)
-        first = take_over(job, now=self._now(), bus=self._stamp)
+        self._tenure.begins(Committed(self._number, self._cursor))
+        epoch, stamp = self._tenure.lease.epoch, self._tenure.stamp
+        meta = found.meta or Meta(birth=uuid.uuid4().hex, version=BASE, bus=stamp)
+        job = Job(epoch, self._tenure.settings, meta, found.engines)
+        first = take_over(job, now=self._now(), bus=stamp)
         await self._commit(first, self._cursor)
-        log.info("term began job=%s epoch=%d commit=%d", self._bus.name, self._lease.epoch, self._number)
+        self._due = next_wake(first.job, ticked=self._ticked)
+        log.info("term began job=%s epoch=%d commit=%d", self._bus.name, epoch, self._number)
         return first.job
 
-    async def _turn(self, job: Job) -> Job:
-        """Wait for facts or a deadline; commit what follows."""
-        entries = await self._read(job)
-        decided = Step(job, ())
-        for entry in entries:
-            decided = await self._take(decided, entry)
-        for silence in await self._silences(decided.job):
+    @property
+    def _count(self) -> int:
+        return 1 if self._one_by_one else BATCH
+
+    async def _guarded_turn(self, job: Job, entries: Sequence[Entry]) -> Job:
+        try:
+            return await self._turn(job, entries)
+        except RelightError:
+            raise
+        except Exception as error:
+            if len(entries) == 1:
+                raise Indigestible(entries[0]) from error
+            raise
+
+    async def _turn(self, job: Job, entries: Sequence[Entry]) -> Job:
+        """Commit what follows from `entries`, from silence and from the passing of time."""
+        decided = await self._digested(job, entries)
+        self._caught_up = len(entries) < self._count
+        self._one_by_one = max(0, self._one_by_one - len(entries))
+        for silence in self._silences(decided.job):
             decided = _join(decided, step(decided.job, silence, now=self._now()))
-        due, now = next_wake(decided.job, ticked=self._ticked), self._now()
-        if due is not None and due <= now:
+        now = self._now()
+        if self._due is not None and self._due <= now:
             decided = _join(decided, tick(decided.job, now=now))
             self._ticked = now
         if entries or decided.decisions or decided.job != job:
@@ -110,87 +148,82 @@ class Term:
         after = committed(decided.job, now=self._now())
         if after.decisions:
             await self._commit(after, self._cursor)
+        self._due = next_wake(after.job, ticked=self._ticked)
         return after.job
 
-    async def _read(self, job: Job) -> list[Entry]:
-        due = next_wake(job, ticked=self._ticked)
-        wait_ms = 1000 if due is None else due - self._now()
+    async def _read(self, reader: Reader) -> list[Entry]:
+        wait_ms = random.randint(BLOCK_MS * 8 // 10, BLOCK_MS)  # noqa: S311 -- or all jobs look up at once
+        if self._due is not None:
+            wait_ms = min(wait_ms, self._due - self._now())
+        block_ms = wait_ms if wait_ms > 0 else None
         try:
-            if wait_ms <= 0:
-                return await self._bus.read_facts(self._cursor)
-            return await self._bus.read_facts(self._cursor, reader=self._reader, block_ms=wait_ms)
-        except BusUnavailable as error:
-            log.warning("facts cannot be read job=%s error=%s", self._bus.name, error)
+            return await self._bus.read_facts(
+                self._cursor, reader=reader, block_ms=block_ms, count=self._count
+            )
+        except BusUnavailable:  # the bus tells once what is wrong with it
+            self._tenure.saw_nothing()
             await anyio.sleep(RETRY_S[1])
             return []
 
-    async def _take(self, decided: Step, entry: Entry) -> Step:
+    async def _digested(self, job: Job, entries: Sequence[Entry]) -> Step:
+        decisions: list[Decision | Fact] = []
+        turn = Slice()
+        for at, entry in enumerate(entries):
+            if at:
+                await turn.shared()
+            decided = await self._taken(job, entry)
+            job = decided.job
+            decisions += decided.decisions
+        return Step(job, tuple(decisions))
+
+    async def _taken(self, job: Job, entry: Entry) -> Step:
         """One entry's step; what cannot be decoded is parked and counted."""
+        if entry.entry_id in self._passed_over:
+            return await self._pass_over(job, entry)
         try:
             fact = codec.decode_fact(entry)
+            if isinstance(fact, NodeUp) and fact.max_epoch >= EPOCHS_END:
+                raise Undecodable(
+                    f"entry {entry.entry_id}: {fact.max_epoch} is no epoch that was ever issued"
+                )
         except Undecodable as error:
             log.warning("entry parked job=%s entry=%s reason=%s", self._bus.name, entry.entry_id, error)
-            await self._bus.park(entry, str(error))
-            return decided
-        if isinstance(fact, NodeUp) and fact.max_epoch > self._lease.epoch:
+            await self._park(entry, str(error))
+            return Step(job, ())
+        if isinstance(fact, NodeUp) and fact.max_epoch > self._tenure.lease.epoch:
             raise HigherEpochSeen(fact.max_epoch)
-        return _join(decided, step(decided.job, fact, now=self._now(), cause=entry.entry_id))
+        return step(job, fact, now=self._now(), cause=entry.entry_id)
 
-    async def _silences(self, job: Job) -> Sequence[AnyFact]:
-        """Whose pulse has stood still for too long, looked at once a second."""
-        now_s = time.monotonic()
-        if now_s - self._looked_at_s < LOOK_S:
-            return ()
-        nodes = {agent_source(node): node for node, record in job.meta.nodes.items() if not record.silent}
-        trainer = trainer_source(job.meta.run)
-        watched = job.meta.run > 0 and not job.meta.finished and not job.meta.trainer_silent
-        expected = [*nodes, *([trainer] if watched else [])]
+    async def _pass_over(self, job: Job, entry: Entry) -> Step:
+        """Go on without an entry that terms fail on: the reports that a new term asks for tell what is true,
+        and a job that stands still for ever recovers nobody."""
+        reason = f"term after term failed on {entry.type} from {entry.source!r}"
+        log.error("entry parked job=%s entry=%s reason=%s", self._bus.name, entry.entry_id, reason)
+        await self._park(entry, reason)
+        work = Work(job, now=self._now(), cause=entry.entry_id)
+        work.alarm(
+            "poison", f"entry {entry.entry_id} is parked: {reason}", reason="the job goes on without it"
+        )
+        return work.done()
+
+    async def _park(self, entry: Entry, reason: str) -> None:
+        """Keep it for people. The job goes on where that is refused: the log has said it."""
         try:
-            pulses = await self._bus.pulses()
-        except BusUnavailable:
-            self._silence = Silence()
-            return ()
-        if now_s - self._looked_at_s > STALL_S:
-            self._silence = Silence()
-        self._looked_at_s = now_s
-        self._silence.look(pulses, expected, now_s=now_s)
-        silent: list[AnyFact] = []
-        for source, node in nodes.items():
-            still_s = self._silence.silent_s(source, now_s=now_s)
-            if still_s > self._settings.node_silence_s:
-                silent.append(NodeSilent(node=node, since=self._now() - int(still_s * 1000)))
-        still_s = self._silence.silent_s(trainer, now_s=now_s)
-        if watched and still_s > self._settings.trainer_silence_s:
-            silent.append(TrainerSilent(run=job.meta.run, since=self._now() - int(still_s * 1000)))
-        return silent
+            async with self._lanes.commands:
+                await self._bus.park(entry, reason)
+        except BusUnavailable as error:
+            log.warning("entry not parked job=%s entry=%s error=%s", self._bus.name, entry.entry_id, error)
 
-    # --- the lease and the commit ------------------------------------------------------------------
-
-    async def _hold(self) -> NoReturn:
-        """Renew the lease; end the term before it expires, or when the server is another one."""
-        ttl_ms = int(self._settings.lease_s * 1000)
-        trimmed_at_s = time.monotonic()
-        while True:
-            await anyio.sleep(self._settings.lease_s / 3.0)
-            asked_at_s = time.monotonic()
-            try:
-                if not await self._bus.renew_lease(self._lease, ttl_ms=ttl_ms):
-                    raise LostLease(f"job {self._bus.name}: the lease of epoch {self._lease.epoch} is gone")
-                self._held_until_s = asked_at_s + self._settings.lease_s - LEASE_MARGIN_S
-                await self._bus.bus.tell_time()
-                if await self._bus.bus.stamp() != self._stamp:
-                    raise LostLease(f"job {self._bus.name}: the bus is another server than before")
-                if asked_at_s - trimmed_at_s > TRIM_S:
-                    await self._bus.trim(self._lease, keep=self._settings.keep_entries)
-                    trimmed_at_s = asked_at_s
-            except BusUnavailable:
-                self._check_lease()
-
-    def _check_lease(self) -> None:
-        if time.monotonic() >= self._held_until_s:
-            raise LostLease(
-                f"job {self._bus.name}: the lease of epoch {self._lease.epoch} could not be renewed"
-            )
+    def _silences(self, job: Job) -> list[AnyFact]:
+        """Who has been silent for too long. Nobody is judged before everything that was said is read."""
+        if not self._caught_up:
+            return []
+        sight = self._tenure.sight()
+        if sight.blind:
+            self._silence.forgive()
+        if sight.pulses is None:
+            return []
+        return self._silence.judge(job, sight.pulses, now_s=sight.at_s, now=self._now())
 
     async def _commit(self, decided: Step, cursor: EntryId) -> None:
         """Commit, saying it again after a lost reply, for as long as the lease lasts."""
@@ -202,20 +235,31 @@ class Term:
         )
         if job.meta is not written.meta:
             changed.update([codec.encode_meta(job.meta)])
-        commit = Commit(number=self._number + 1, cursor=cursor, state=changed, decisions=decided.decisions)
+        commit = Commit(
+            number=self._number + 1,
+            cursor=cursor,
+            state=changed,
+            dropped=[codec.engine_field(name) for name in written.engines.keys() - job.engines.keys()],
+            decisions=decided.decisions,
+        )
         tries = 0
         while True:
-            self._check_lease()
+            self._tenure.check()
             try:
-                await self._bus.commit(commit, lease=self._lease, source=self._source)
+                async with self._lanes.commands:
+                    await self._bus.commit(commit, lease=self._tenure.lease, source=self._source)
                 break
-            except BusUnavailable as error:
-                log.warning("commit waits job=%s error=%s", self._bus.name, error)
+            except BusUnavailable:
+                self._tenure.saw_nothing()
                 await anyio.sleep(RETRY_S[min(tries, len(RETRY_S) - 1)])
                 tries += 1
         self._number, self._cursor = commit.number, cursor
+        self._tenure.advanced(Committed(commit.number, cursor))
         self._written = Snapshot(meta=job.meta, engines=dict(job.engines))
+        self._tenure.stands = job
+        turn = Slice()
         for decision in decided.decisions:
+            await turn.shared()
             log.info("decided job=%s %s", self._bus.name, _line(decision))
 
     def _now(self) -> int:

@@ -16,7 +16,7 @@ import aiohttp
 import anyio
 
 from relight.agents import snapshot
-from relight.agents.node import agent, launch, marks, proc
+from relight.agents.node import agent, marks, proc
 from relight.agents.node.config import Engine, NodeFile, checked
 from relight.agents.node.record import Record
 from relight.events import codec
@@ -276,4 +276,4 @@ def swept(file: NodeFile) -> Iterator[None]:
         for each in file.engines:
             for incarnation in range(1, 10):
                 tag = marks.tag_of(slot, each.name, incarnation)
-                shutil.rmtree(launch.folder_of(tag), ignore_errors=True)
+                shutil.rmtree(marks.folder_of(tag), ignore_errors=True)

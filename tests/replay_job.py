@@ -25,7 +25,7 @@ class Orchestrator:
 
     def __init__(self, bus: Bus, job: JobBus, lease: Lease, stamp: str) -> None:
         self.job = job
-        self._bus = bus
+        self._reader = bus.reader()
         self._lease = lease
         self.stamp = stamp
         self._commits = 0
@@ -95,10 +95,9 @@ class Orchestrator:
 
     async def suspicion(self) -> RouteSuspected:
         """The next hint of a client; the caller gives the deadline."""
-        reader = self._bus.reader()
         while True:
             entries: list[Entry] = await self.job.read_facts(
-                self._facts, reader=reader, block_ms=1000, count=1
+                self._facts, reader=self._reader, block_ms=1000, count=1
             )
             for entry in entries:
                 self._facts = entry.entry_id

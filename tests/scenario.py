@@ -134,6 +134,7 @@ class Scenario:
             state="open" if state == "open" else "closed",
             sync="all" if "all" in options else "stale",
             release="written" if "written" in options else "routed",
+            subset="whole" not in options,
             pushes={"pushes": True, "pulls": False}.get(next(iter(options.keys() & {"pushes", "pulls"}), "")),
             cut_off=sync if "cut_off" in options else None,
         )
@@ -189,9 +190,15 @@ def _of_engine(engine: EngineName, incarnation: int, said: str, rest: list[str])
             weights=version,
             processes=(Process(100 + incarnation, 1),),
             seconds=20.0,
+            reloads=False if "spoilt-by-a-reload" in rest else None,
         ),
         "healthy": lambda: facts.Healthy(
-            **name, address="http://x", version=version or BASE, canary=CANARY, answers=DecisionId("x")
+            **name,
+            address="http://x",
+            version=version or BASE,
+            canary=CANARY,
+            unproven="nothing tells" if "unproven" in rest else None,
+            answers=DecisionId("x"),
         ),
         "stopped": lambda: facts.EngineStopped(**name, node=NodeName(options.get("node", "a")), proof=proof),
         "start-failed": lambda: facts.StartFailed(

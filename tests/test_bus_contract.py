@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 
 import anyio
+import msgspec
 import pytest
 import redis.asyncio as redis
 
@@ -13,7 +14,7 @@ from relight.events.decisions import Alarm, Decision
 from relight.events.errors import Fenced, LostLease
 from relight.events.facts import Fact, NodeUp, RestartRequested
 from relight.events.ids import BEGINNING, BootId, DecisionId, EngineName, JobName, NodeName, Source
-from relight.events.schema import Meta
+from relight.events.schema import EngineState, Meta
 
 pytestmark = pytest.mark.anyio
 
@@ -200,6 +201,18 @@ async def test_trimming_keeps_what_is_unread_and_the_newest_decisions(job: JobBu
     assert await job.trim(lease, keep=100) > 0
     assert await job.read_facts(facts[949].entry_id, count=2000) == facts[950:]
     assert await job.trim(Lease("you", lease.epoch), keep=1) == -1
+
+
+async def test_a_commit_drops_what_is_no_more(job: JobBus) -> None:
+    lease = await lease_of(job)
+    kept, gone = (EngineName("e0"), EngineName("e1"))
+    state = dict(codec.encode_engine(name, EngineState(node=NodeName("a"))) for name in (kept, gone))
+    first = msgspec.structs.replace(commit(1, lease), state=commit(1, lease).state | state)
+    await job.commit(first, lease=lease, source=ME)
+    second = msgspec.structs.replace(commit(2, lease), dropped=[codec.engine_field(gone)])
+    await job.commit(second, lease=lease, source=ME)
+    assert list((await job.snapshot()).engines) == [kept]
+    assert (await job.snapshot()).commit == 2
 
 
 async def test_a_commit_without_decisions_keeps_the_tail(job: JobBus) -> None:

@@ -1,5 +1,6 @@
 """From words to exit codes: what is wrong is one sentence, never a traceback, and nothing is left running."""
 
+import json
 import os
 import shlex
 import signal
@@ -201,12 +202,24 @@ def test_a_node_file_is_known_by_its_content(
     file = tmp_path / "x.toml"
     file.write_text(NODE_FILE.format(state=tmp_path, model=stub_model))
     assert main(["config", "check", str(file)]) == 0
-    assert capsys.readouterr().out.splitlines()[1:] == [
-        "kind: node",
-        "job: grpo-1",
-        "node: node-a",
-        "engines: ['node-a-0']",
-    ]
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert lines[:-1] == ["kind: node", "job: grpo-1", "node: node-a", "engines: ['node-a-0']"]
+    assert lines[-1].startswith("snapshots: {'node-a-0': {'bytes': ")
+
+
+def test_the_bytes_and_seconds_of_a_snapshot_are_told(
+    tmp_path: Path, stub_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "x.toml"
+    file.write_text(NODE_FILE.format(state=tmp_path, model=stub_model))
+    words = ["config", "check", str(file), "--format", "json", "--snapshots"]
+    assert main([*words, str(tmp_path)]) == 0
+    (size,) = json.loads(capsys.readouterr().out)["snapshots"].values()
+    assert size["bytes"] == (stub_model / "model.safetensors").stat().st_size
+    assert 0 <= size["proof_s"] < 60 and 0 <= size["write_s"] < 60
+    assert not list(tmp_path.glob(".relight-probe*"))
+    assert main([*words, str(tmp_path / "none")]) == 2
+    assert "No such file or directory" in capsys.readouterr().err
 
 
 def test_an_orchestrators_file_is_known_by_its_content(

@@ -155,6 +155,7 @@ def least(info: Any) -> Any:
     [
         ({"type": "EngineDied", "data": "{}"}, r"entry 1-0: unknown type 'EngineDied'"),
         ({}, r"entry 1-0: unknown type ''"),
+        ({"type": "NodeUp", "data": '{"more":' + "[" * 200_000}, r"entry 1-0: NodeUp .*recursion"),
         ({"type": "EngineDead", "data": ""}, r"entry 1-0: EngineDead from 'agent/a': "),
         ({"type": "EngineDead", "data": "[1]"}, r"EngineDead from 'agent/a': .*object"),
         (

@@ -1,6 +1,5 @@
-"""Agents beside each other and against each other: jobs, boots, epochs, many cycles."""
+"""Agents beside each other and against each other: jobs, boots, epochs."""
 
-import random
 from pathlib import Path
 
 import anyio
@@ -10,7 +9,7 @@ import pytest
 from relight.events.bus.embedded import Embedded
 from relight.events.errors import Fenced
 from relight.events.facts import EngineDead, EngineStarted, EngineStopped, NodeSilent, NodeUp
-from relight.events.ids import EngineName, JobName, NodeName
+from relight.events.ids import JobName, NodeName
 from tests.node_support import (
     NODE,
     agent,
@@ -116,30 +115,3 @@ async def test_decisions_of_a_lost_epoch_have_no_effect_also_after_a_restart(
                 with pytest.raises(TimeoutError):
                     await player.wait(EngineStopped, within_s=0.5)
                 assert all(map(alive, started.processes))
-
-
-async def test_random_kills_and_stops_leave_nothing(
-    server: Embedded, tmp_path: Path, stub_model: Path
-) -> None:
-    chance = random.Random(7)
-    names = [EngineName(f"e{index}") for index in range(3)]
-    file = node_file(tmp_path / "state", *(engine(stub_model, name=name, grace_s=2.0) for name in names))
-    tmpdirs: set[str] = set()
-    segments: set[str] = set()
-    async with directing(file, server.url) as player:
-        for incarnation in range(1, 5):
-            for name in names:
-                await player.ask(EngineStarted, player.start(incarnation, engine=name))
-            for name in names:
-                tmpdirs.add(record(file, name).tmpdir)
-                segments |= {segment.path for segment in record(file, name).segments}
-                victim = chance.choice(["leader", "core", "worker", None])
-                if victim is not None:
-                    kill(role(file, victim, name))
-                    await player.wait(EngineDead, lambda dead, name=name: dead.engine == name)
-                stopped = await player.ask(EngineStopped, player.stop(incarnation, engine=name))
-                assert not any(map(alive, stopped.proof.processes))
-    assert len(tmpdirs) == 12 and segments
-    assert not any(Path(path).exists() for path in tmpdirs | segments)
-    deaths = [(dead.engine, dead.incarnation) for dead in player.seen(EngineDead)]
-    assert len(deaths) == len(set(deaths))

@@ -63,6 +63,9 @@ def test_the_file_of_the_design_is_read(tmp_path: Path) -> None:
         ('VLLM_SERVER_DEV_MODE = "1"', "A = 1", ["$.engines[0].env", "{'A': 1}"]),
         ('"-m", "server"', '"serve", "/no/such/dir"', ["$.engines[0].command", "serve '/no/such/dir'"]),
         ("[[engines]]", "[[engine]]", ["unknown field `engine`"]),
+        ('kind = "vllm"', 'launcher = "ray"', ["$.engines[0].launcher", "ray"]),
+        ('kind = "vllm"', 'evidence = ["no-such-spy", "{pid}"]', ["$.engines[0].evidence[0]", "no-such-spy"]),
+        ("command = [", "after_start = [] # [", ["$.engines[0].command", "empty"]),
         ("job", "job job", ["not TOML"]),
     ],
 )
@@ -73,6 +76,11 @@ def test_a_wrong_node_file_is_refused_with_path_and_value(
         _load(tmp_path, _good(tmp_path).replace(old, new, 1))
     for text in said:
         assert text in str(refused.value)
+
+
+def test_an_engine_that_an_application_starts_needs_no_command(tmp_path: Path) -> None:
+    text = _good(tmp_path).replace("command = [", 'launcher = "delegated" # [')
+    assert _load(tmp_path, text).engines[0].command == ()
 
 
 def test_two_engines_of_one_name_are_refused(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Why an engine is dead, where a failing call and the end of a process race to say so."""
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from relight.agents.node import inquest
@@ -42,7 +43,7 @@ async def test_a_failing_call_waits_for_the_end_of_the_process_that_made_it_fail
     assert told == []
     heard.hear(Exit(CORE, "core", Status(signal=9), 0.0))
     await anyio.wait_all_tasks_blocked()
-    await anyio.sleep(0)
+    await anyio.lowlevel.checkpoint()
     assert told == [Cause.SIGNAL]
 
 

@@ -2,12 +2,13 @@
 
 import os
 import socket
+import sys
 from pathlib import Path
 
 import anyio
 import pytest
 
-from relight.agents.node import ports, proc
+from relight.agents.node import marks, ports, proc
 from relight.agents.node.proc import Liveness
 from relight.events.bus.embedded import Embedded
 from relight.events.errors import BusUnavailable, UsageError
@@ -22,6 +23,7 @@ from relight.events.facts import (
 from relight.events.version import BASE
 from tests.node_support import (
     E0,
+    JOB,
     agent,
     directing,
     engine,
@@ -291,3 +293,28 @@ async def test_a_lower_epoch_is_answered_with_node_up(
             up = await player.wait(NodeUp)
         assert up.max_epoch == player.lease.epoch
         assert all(proc.liveness(member.process) is Liveness.ALIVE for member in record(file, E0).members)
+
+
+async def test_what_a_start_makes_until_it_is_killed_is_removed_with_it(
+    server: Embedded, tmp_path: Path, stub_model: Path
+) -> None:
+    """Shared memory that is mapped between a last look and the kill has no owner to be told by."""
+    slot = marks.slot_id(JOB, state_dir=tmp_path / "state")
+    body = (  # each is mapped before it gets its name: no moment in which it is neither mapped nor absent
+        "import itertools, mmap, os, time\n"
+        "kept, root = [], os.open('/', os.O_RDONLY)\n"
+        "for number in itertools.count():\n"
+        "    fd = os.open('/dev/shm', os.O_TMPFILE | os.O_RDWR, 0o600)\n"
+        "    os.truncate(fd, 4096)\n"
+        "    kept.append(mmap.mmap(fd, 4096))\n"
+        f"    os.link(f'/proc/self/fd/{{fd}}', f'/dev/shm/psm_relight.{slot}.{{number}}', src_dir_fd=root)\n"
+        "    time.sleep(0.001)\n"
+    )
+    maker = engine(stub_model, command=(sys.executable, "-c", body, "{port}"), start_s=0.7)
+    file = node_file(tmp_path / "state", maker)
+    async with directing(file, server.url) as player:
+        failed = await player.ask(StartFailed, player.start())
+        assert failed.cause == "deadline"
+        assert len(record(file).segments) > 20
+        left = {str(path) for path in Path("/dev/shm").glob(f"psm_relight.{slot}.*")}
+        assert not left

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,10 +15,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from relight.agents.node import launch, logs, marks, pidfd, ports, proc, shm, sockets
+from relight.agents.node import launch, logs, marks, pidfd, ports, proc, shm, sockets, stop
 from relight.agents.node.logs import Pump
 from relight.agents.node.marks import Marks
 from relight.agents.node.proc import Liveness
+from relight.agents.node.stop import Remains
 from relight.agents.node.tree import Exit, Tree
 from relight.events.ids import EngineName, JobName
 from relight.events.values import Process
@@ -101,13 +103,14 @@ def test_an_incarnation_is_its_session_its_descendants_its_tag_and_its_folder(tm
         f"subprocess.Popen({SLEEP!r}, start_new_session=True, env={{}}); time.sleep(60)"
     )
     environment = {**os.environ, marks.TAG: tag}
-    titled = [*SLEEP, f"{tag}::EngineCore"]
+    titled = [f"{tag}::EngineCore", "60"]
     with (
         child(sys.executable, "-c", spawn, start_new_session=True) as (_, leader),
         child(env=environment) as (_, tagged),
         child(env={**os.environ, "TMPDIR": folder}) as (_, placed),
-        child(*titled) as (_, core),
+        child(*titled, executable=shutil.which("sleep")) as (_, core),
         child(*SLEEP, tag) as (_, speaks_of_it),
+        child(*SLEEP, f"{tag}::EngineCore") as (_, searches_for_it),
         child(env={**os.environ, marks.TAG: tag + "1"}) as (_, eleventh),
         child() as (_, stranger),
     ):
@@ -119,7 +122,7 @@ def test_an_incarnation_is_its_session_its_descendants_its_tag_and_its_folder(tm
             time.sleep(0.02)
         assert {leader, tagged, placed, core} < found.keys() and len(found) == 5
         assert found[leader] == "leader" and found[core] == "core"
-        assert not {speaks_of_it, eleventh, stranger} & found.keys()
+        assert not {speaks_of_it, searches_for_it, eleventh, stranger} & found.keys()
         assert os.getpid() not in {process.pid for process in found}
         (grandchild,) = found.keys() - {leader, tagged, placed, core}
         kill(grandchild)
@@ -148,7 +151,8 @@ async def test_a_tree_tells_each_end_once_and_is_emptied() -> None:
     with child() as (_, first), child() as (_, second):
         tree = Tree(Marks("relight.test.e0.3", "/nowhere", None), exits.append)
         assert tree.add(first, "core") and tree.add(second, "other")
-        assert not tree.add(first, "core")
+        assert not tree.add(first, "worker") and tree.known[first] == "worker", "seen before its exec"
+        assert not tree.add(first, "other") and not tree.add(first, "core")
         assert not tree.add(Process(first.pid, 1), "other")
         assert tree.send(signal.SIGKILL) == 2
         with anyio.fail_after(10):
@@ -156,6 +160,24 @@ async def test_a_tree_tells_each_end_once_and_is_emptied() -> None:
         assert {(each.process, each.role) for each in exits} == {(first, "core"), (second, "other")}
         assert all(each.status.signal == 9 for each in exits)
         assert tree.living == ()
+        tree.close()
+
+
+async def test_a_zombie_that_its_parent_never_reaps_is_proven_gone(tmp_path: Path) -> None:
+    """As an orphan's is in a container whose first process is no init: dead once, and dead for good."""
+    tag = f"relight.{os.getpid()}.zombie.1"
+    body = f"import subprocess as s, time; s.Popen({SLEEP}, env={{'RELIGHT_TAG': {tag!r}}}); time.sleep(60)"
+    with child(sys.executable, "-c", body) as (parent, _):
+        exits: list[Exit] = []
+        tree = Tree(Marks(tag, str(tmp_path / "gone"), None), exits.append)
+        with anyio.fail_after(10):
+            while not tree.find():
+                await anyio.sleep(0.01)
+        (process,) = tree.living
+        await stop.prove_gone(Remains(tree, (), "", frozenset()), within_s=5)
+        stat = proc.read_stat(process.pid)
+        assert stat is not None and (stat.state, stat.ppid) == ("Z", parent.pid)
+        assert [each.process for each in exits] == [process]
         tree.close()
 
 

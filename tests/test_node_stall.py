@@ -67,6 +67,34 @@ def test_a_core_that_answers_while_calls_wait_and_no_token_comes_is_doubtful() -
     assert vigil.verdict(31) is Verdict.WELL
 
 
+def test_a_slow_engines_window_grows_with_its_own_iterations() -> None:
+    vigil = Vigil(stall_s=10, now=0)
+    for now in range(4, 100, 4):  # one iteration of a large model takes 4 s
+        vigil.told(now, Counters(running=3, waiting=2, tokens=100 + now, steps=now / 4))
+    assert vigil.window_s == 40
+    for now in range(100, 136):
+        vigil.told(now, Counters(running=3, waiting=2, tokens=196, steps=24))
+        assert vigil.verdict(now) is Verdict.WELL
+    assert vigil.verdict(136) is Verdict.STALLED
+    for now in range(136, 400, 6):  # a single slow one is forgotten again, and none counts without end
+        vigil.told(now, Counters(running=3, waiting=2, tokens=100 + now, steps=24 + now))
+    assert vigil.window_s == 10
+    vigil.told(5000, Counters(running=3, waiting=2, tokens=9000, steps=500))
+    assert vigil.window_s == 60
+
+
+def test_a_paused_engine_has_a_longer_deadline_and_an_end() -> None:
+    vigil = Vigil(stall_s=10, now=0)
+    for now in range(1, 120):
+        vigil.told(now, IDLE)
+        vigil.held(now)
+        assert vigil.verdict(now) is Verdict.WELL
+    assert vigil.verdict(120) is Verdict.STALLED
+    vigil.released()
+    vigil.excuse(120)
+    assert vigil.verdict(121) is Verdict.WELL
+
+
 def test_an_idle_engine_is_well_for_ever() -> None:
     vigil = Vigil(stall_s=10, now=0)
     for now in range(1, 1000):

@@ -204,6 +204,16 @@ async def test_a_lying_label_is_no_proof(server: Embedded, tmp_path: Path, stub_
         assert await _is_paused(started)
 
 
+async def test_a_probe_tells_the_label_that_a_push_has_moved(
+    server: Embedded, tmp_path: Path, stub_model: Path
+) -> None:
+    async with directing(node_file(tmp_path / "state", engine(stub_model)), server.url) as player:
+        started, healthy = await _serving(player)
+        assert healthy.version == BASE
+        await knobs(started, lying_version="7.5")
+        assert (await player.ask(Healthy, player.probe())).version == Version(7, 5)
+
+
 async def test_a_canary_that_differs_from_the_reference_pauses_the_engine_again(
     server: Embedded, tmp_path: Path, stub_model: Path
 ) -> None:

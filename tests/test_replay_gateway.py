@@ -2,17 +2,20 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
 import anyio
+import anyio.to_thread
 import msgspec
 import pytest
 
-from relight.agents.replay.gateway import serve
+from relight.agents.replay.gateway import Settings, serve
 from relight.agents.stub.launch import Stub, launch, make_model
 from relight.agents.stub.tokens import reference, weights_digest
 from relight.events.bus.embedded import Embedded
@@ -59,7 +62,7 @@ async def gateway(url: str) -> AsyncGenerator[str]:
     async with anyio.create_task_group() as tasks:
 
         async def run(*, task_status: Any) -> None:
-            await serve(bus_url=url, job=JOB, host="127.0.0.1", port=0, task_status=task_status)
+            await serve(bus_url=url, job=JOB, settings=Settings(port=0), task_status=task_status)
 
         port = await tasks.start(run)
         yield f"http://127.0.0.1:{port}"
@@ -193,7 +196,7 @@ async def test_a_stopping_gateway_finishes_the_calls_under_way(
         async with anyio.create_task_group() as tasks:
 
             async def run(*, task_status: Any) -> None:
-                await serve(bus_url=server.url, job=JOB, port=0, task_status=task_status)
+                await serve(bus_url=server.url, job=JOB, settings=Settings(port=0), task_status=task_status)
 
             port = await tasks.start(run)
             with anyio.CancelScope(shield=True), anyio.fail_after(WITHIN_S):
@@ -210,4 +213,52 @@ def tokens(event: dict[str, Any]) -> list[int]:
 
 async def test_a_port_that_is_taken_is_a_wrong_usage(server: Embedded, stubs: list[Stub]) -> None:
     with pytest.raises(UsageError, match="cannot listen"):
-        await serve(bus_url=server.url, job=JOB, port=stubs[0].port)
+        await serve(bus_url=server.url, job=JOB, settings=Settings(port=stubs[0].port))
+
+
+@asynccontextmanager
+async def command(bus: str, http: aiohttp.ClientSession, port: int) -> AsyncGenerator[tuple[Any, str]]:
+    """`relight gateway` as a process that has a route, and its address."""
+    words = ("gateway", "--bus", bus, "--job", JOB, "--port", str(port))
+    process = subprocess.Popen([sys.executable, "-m", "relight.orchestrator.cli", *words])
+    url = f"http://127.0.0.1:{port}"
+    try:
+        while True:
+            with suppress(aiohttp.ClientError):
+                async with http.get(f"{url}/health") as answer:
+                    if answer.status == 200:
+                        break
+            assert process.poll() is None
+            await anyio.sleep(0.05)
+        yield process, f"{url}/inference/v1/generate"
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def test_the_command_drains_at_sigterm_and_is_cut_off_by_a_second_one(
+    server: Embedded, stubs: list[Stub], tmp_path: Path, free_port: int
+) -> None:
+    async with orchestrator(server.url) as mind, aiohttp.ClientSession() as http:
+        await mind.route(E0, 1, stubs[0].port)
+        with anyio.fail_after(WITHIN_S):
+            async with command(server.url, http, free_port) as (process, url):
+                async with http.post(url, json=body(stream=True)) as answer:
+                    process.send_signal(signal.SIGTERM)
+                    ids = [token async for event in events(answer) for token in tokens(event)]
+                assert await anyio.to_thread.run_sync(process.wait) == 0
+            assert ids == reference(weights_digest(tmp_path / "model"), PROMPT, 100)[0]
+        stubs[0].knobs(stream_fault="hang", stream_fault_after=5)
+        with anyio.fail_after(WITHIN_S):
+            async with (
+                command(server.url, http, free_port) as (process, url),
+                http.post(url, json=body(stream=True)) as answer,
+            ):
+                await anext(events(answer))
+                process.send_signal(signal.SIGTERM)
+                with pytest.raises(OSError, match="connect"):
+                    while True:  # until it accepts nobody any more
+                        await (await anyio.connect_tcp("127.0.0.1", free_port)).aclose()
+                assert process.poll() is None
+                process.send_signal(signal.SIGTERM)
+                assert await anyio.to_thread.run_sync(process.wait) == -signal.SIGTERM

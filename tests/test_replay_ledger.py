@@ -110,6 +110,94 @@ def test_every_cut_of_every_stream_in_any_chunking_ends_equal_to_the_uninterrupt
     assert [each[0].token_id for each in choice.top_logprobs] == choice.token_ids
 
 
+@pytest.mark.parametrize("interval", [1, 3])
+def test_a_cut_at_each_single_byte_of_a_stream_ends_equal_to_the_uninterrupted_one(interval: int) -> None:
+    length = 9
+    whole = reference("w", PROMPT, length)
+    body = b"".join(served(Ledger(PROMPT, params(max_tokens=length)).ask(attempt=0, version="7.1")))
+    for cut in range(len(body) + 1):
+        ledger = Ledger(PROMPT, params(max_tokens=length))
+        first = ledger.ask(attempt=0, version="7.1")
+        feed(ledger, b"".join(served(first, interval=interval))[:cut], [cut or 1])
+        ledger.close(certain=V1, floor=V1)
+        if not ledger.settle():
+            feed(ledger, b"".join(served(ledger.ask(attempt=1, version="7.1"), interval=interval)), [7])
+            ledger.close(certain=V1, floor=V1)
+        (choice,) = ledger.choices()
+        assert (choice.token_ids, choice.logprobs) == whole, cut
+        assert (choice.finish_reason, choice.versions) == ("length", (Span("7.1", 0, length),)), cut
+        assert ledger.taken == length, cut
+
+
+@given(
+    breaks=st.lists(st.integers(0, 30), max_size=3),
+    stop=st.integers(0, 20),
+    least=st.integers(0, 12),
+    interval=st.integers(1, 4),
+    as_eos=st.booleans(),
+)
+def test_stop_tokens_ends_of_sequence_and_least_lengths_hold_across_every_cut(
+    breaks: list[int], stop: int, least: int, interval: int, as_eos: bool
+) -> None:
+    cap = 24
+    ids, _ = reference("w", PROMPT, cap)
+    token = ids[stop]
+    ends = [place + 1 for place, each in enumerate(ids) if each == token and place + 1 >= least]
+    length = min([*ends, cap])
+    asked = params(max_tokens=cap, min_tokens=least, **({} if as_eos else {"stop_token_ids": [token]}))
+    ledger = Ledger(PROMPT, asked, eos=token if as_eos else None)
+    attempt = 0
+    while not ledger.settle():
+        ask = ledger.ask(attempt=attempt, version="7.1")
+        assert ask.sampling_params["max_tokens"] == cap - ask.kept
+        assert ask.sampling_params["min_tokens"] == max(0, least - ask.kept)
+        rest = ids[ask.kept : length]
+        if attempt < len(breaks):
+            rest = rest[: breaks[attempt]]
+        for start in range(0, len(rest), interval):
+            part = rest[start : start + interval]
+            ledger.feed(delta(token_ids=part, logprobs=scored(*part)))
+        ledger.close(certain=V1, floor=V1)
+        attempt += 1
+    (choice,) = ledger.choices()
+    assert choice.token_ids == ids[:length]
+    assert choice.finish_reason == ("stop" if length in ends else "length")
+    assert attempt <= len(breaks) + 1
+
+
+@given(
+    deaths=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2)), max_size=4),
+    same=st.booleans(),
+    restart=st.booleans(),
+)
+def test_each_token_has_the_version_that_sampled_it_or_all_have_one(
+    deaths: list[tuple[int, int]], same: bool, restart: bool
+) -> None:
+    """Each attempt is on weights of a version of its own or of the last one's, and dies after some tokens."""
+    length, step = 12, 0
+    ledger = Ledger(PROMPT, params(max_tokens=length), policy=Policy(same=same, restart=restart))
+    sampled_by: list[int] = []
+    attempt = 0
+    while not ledger.settle():
+        made, moves = deaths[attempt] if attempt < len(deaths) else (length, 0)
+        step += moves
+        version = Version(7, step)
+        ask = ledger.ask(attempt=attempt, version=str(version))
+        new = list(range(100 * attempt, 100 * attempt + min(made, length - ask.kept)))
+        for token in new:
+            ledger.feed(delta(token_ids=[token], logprobs=scored(token)))
+        ledger.close(certain=version, floor=version)
+        if new or ask.kept:
+            sampled_by = [*sampled_by[: ask.kept], *[step] * len(new)]
+        attempt += 1
+    (choice,) = ledger.choices()
+    told = [int(span.version.partition(".")[2]) for span in choice.versions for _ in range(*span[1:])]
+    assert told == sampled_by
+    assert [span.start for span in choice.versions[1:]] == [span.end for span in choice.versions[:-1]]
+    if same or restart:
+        assert len(choice.versions) == 1
+
+
 def feed(ledger: Ledger, body: bytes, cuts: list[int]) -> None:
     """Feed a body, torn at `cuts`."""
     events, at, turn = Events(), 0, 0
@@ -241,6 +329,38 @@ def test_a_replay_keeps_the_old_tokens_until_its_first_one_comes() -> None:
     assert (choice.token_ids, choice.versions) == ([3], (Span("7.2", 0, 1),))
 
 
+def test_tokens_that_came_without_their_logprobs_are_dropped_and_the_scored_ones_are_kept() -> None:
+    ledger = kept(1, 2)
+    ledger.ask(attempt=1, version="7.1")
+    ledger.feed(delta(token_ids=[3], logprobs=scored(3)))
+    with pytest.raises(Malformed, match="2 token ids with 0 logprobs"):
+        ledger.feed(delta(token_ids=[4, 5], logprobs=None))
+    ledger.close(certain=V1, floor=V1)
+    ask = ledger.ask(attempt=2, version="7.1")
+    assert (ask.token_ids, ask.kept) == ([*PROMPT, 1, 2, 3], 3)
+
+
+def test_kept_tokens_are_scored_against_weights_of_their_own_version_only() -> None:
+    ledger = kept(1, 2)
+    ledger.ask(attempt=1, version="7.2")
+    ledger.feed(delta(token_ids=[3], logprobs=scored(3)))
+    ledger.close(certain=V2, floor=V2)
+    assert ledger.scored_at("7.1") == [(3, 1, -0.5), (4, 2, -0.5)]
+    assert ledger.scored_at("7.2") == [(5, 3, -0.5)]
+    assert ledger.scored_at("7.3") == []
+
+
+def test_tokens_that_are_not_trusted_are_replayed_and_say_why() -> None:
+    ledger = kept(1, 2)
+    ledger.distrust("drift at the seam")
+    ask = ledger.ask(attempt=1, version="7.1")
+    assert (ask.kept, ask.restarted) == (0, "drift at the seam")
+    ledger.feed(delta(token_ids=[8], logprobs=scored(8)))
+    ledger.close(certain=V1, floor=V1)
+    assert ledger.ask(attempt=2, version="7.1").kept == 1
+    assert ledger.taken == 3
+
+
 # --- ending locally ------------------------------------------------------------------------------------
 
 
@@ -317,6 +437,16 @@ def test_what_contradicts_itself_is_refused_and_nothing_of_it_is_taken(
     assert refused.value.whole is whole
     assert ledger.choices()[0].token_ids == []
     assert not ledger.complete
+
+
+def test_nothing_is_taken_after_a_finish() -> None:
+    ledger = Ledger(PROMPT, params())
+    ledger.ask(attempt=0, version="7.1")
+    ledger.feed(delta(token_ids=[1], logprobs=scored(1), finish_reason="stop"))
+    with pytest.raises(Malformed, match="after the finish") as refused:
+        ledger.feed(delta(token_ids=[2], logprobs=scored(2)))
+    assert refused.value.whole
+    assert ledger.choices()[0].token_ids == [1]
 
 
 def test_rejecting_an_attempt_keeps_what_earlier_ones_brought() -> None:

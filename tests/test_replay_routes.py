@@ -1,10 +1,16 @@
 """Routes, as tables: what is said of an older incarnation, epoch or server has no effect."""
 
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
+import anyio
 import pytest
 
-from relight.agents.replay.routes import Freed, Key, Route, Routes, Spared
+from relight.agents.replay.picks import REPLAYS_AT_ONCE
+from relight.agents.replay.route import Key, Route, Wanted
+from relight.agents.replay.routes import Freed, Moved, Routes, Spared
+from relight.agents.replay.waiting import Queue
 from relight.events.decisions import AnyDecision, LoadWeights, RouteAdded, RouteFenced, SyncWeights
 from relight.events.ids import DecisionId, EngineName, NodeName, SyncId
 from relight.events.schema import EngineState, Meta, OpenSync, Snapshot
@@ -126,7 +132,7 @@ def test_one_entry_however_often_it_is_added_and_picks_are_not_doubled() -> None
 
 
 def taken(routes: Routes, **how: Any) -> Route:
-    route = routes.pick(**how)
+    route = routes.pick(Wanted(**how))
     assert route is not None
     return route
 
@@ -170,9 +176,56 @@ def test_a_session_stays_until_its_incarnation_is_gone() -> None:
 
 def test_the_engine_that_failed_is_avoided_only_while_there_is_another() -> None:
     routes = told(added(E0, 1), added(E1, 1))
-    assert {taken(routes, avoid=E0).key.engine for _ in range(10)} == {E1}
+    assert {taken(routes, avoid=Key(E0, 1)).key.engine for _ in range(10)} == {E1}
     routes.apply(fenced(E1, 1))
-    assert taken(routes, avoid=E0).key.engine == E0
+    assert taken(routes, avoid=Key(E0, 1)).key.engine == E0
+
+
+def test_a_later_life_of_the_engine_that_failed_is_taken_where_the_others_are_full() -> None:
+    routes = told(added(E0, 2), added(E1, 1))
+    again = {"avoid": Key(E0, 1), "replays": True}
+    assert [taken(routes, **again).key for _ in range(REPLAYS_AT_ONCE)] == [Key(E1, 1)] * REPLAYS_AT_ONCE
+    assert taken(routes, **again).key == Key(E0, 2)
+
+
+def test_the_very_incarnation_that_failed_is_waited_past_while_another_one_is_only_full() -> None:
+    routes = told(added(E0, 1), added(E1, 1))
+    for _ in range(REPLAYS_AT_ONCE):
+        taken(routes, avoid=Key(E0, 1), replays=True)
+    assert routes.pick(Wanted(avoid=Key(E0, 1), replays=True)) is None
+
+
+def test_replays_on_their_way_to_a_first_token_are_bounded_at_each_route_and_first_calls_are_not() -> None:
+    routes = told(added(E0, 1), added(E1, 1))
+    picked = [taken(routes, replays=True) for _ in range(2 * REPLAYS_AT_ONCE)]
+    assert sorted(route.boarding for route in routes) == [REPLAYS_AT_ONCE] * 2
+    assert routes.pick(Wanted(replays=True)) is None
+    assert not routes.roomy(replays=True)
+    assert routes.pick(Wanted()) is not None
+    routes.release(picked[0], Wanted(replays=True), boarding=True)
+    assert taken(routes, replays=True) is picked[0]
+
+
+def test_a_suspect_takes_an_idle_route_and_has_it_for_itself_while_there_is_a_choice() -> None:
+    routes = told(added(E0, 1), added(E1, 1))
+    busy = taken(routes)
+    alone = taken(routes, suspect=True)
+    assert alone is not busy
+    assert {taken(routes).key for _ in range(10)} == {busy.key}
+    routes.apply(fenced(busy.key.engine, 1))
+    assert taken(routes) is alone
+    routes.release(alone, Wanted(suspect=True))
+    assert not alone.quarantined
+
+
+def test_a_session_leaves_its_route_to_a_suspect() -> None:
+    routes = told(added(E0, 1), added(E1, 1))
+    own = taken(routes, session="s")
+    routes.release(own)
+    busy = next(route for route in routes if route is not own)
+    busy.in_flight += 1
+    assert taken(routes, suspect=True) is own
+    assert taken(routes, session="s") is busy
 
 
 def test_a_suspected_route_is_passed_over_until_a_decision_names_it() -> None:
@@ -181,7 +234,7 @@ def test_a_suspected_route_is_passed_over_until_a_decision_names_it() -> None:
     assert routes.suspect(route)
     assert not routes.suspect(route)
     assert routes.pick() is None
-    assert not routes.other_than(E1)
+    assert not routes.other_than(Key(E1, 1))
     routes.apply(added(E0, 1))
     assert taken(routes) is route
 
@@ -236,6 +289,105 @@ def test_a_route_is_certain_again_once_its_sync_is_over() -> None:
     assert not taken(routes).moving
 
 
+def test_a_standing_route_whose_version_moves_says_so_and_one_that_is_told_again_does_not() -> None:
+    routes = told(added(E0, 1))
+    route = taken(routes)
+    assert routes.apply(added(E0, 1)) == []
+    assert routes.apply(added(E0, 1, version=V2)) == [Moved(route, V2)]
+    assert routes.read(state((E0, 1, V1)), stamp="here") == [Moved(route, V1)]
+
+
+# --- waiting -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+async def test_whoever_waits_is_given_a_route_in_turn_and_nobody_more_than_there_is_room_for() -> None:
+    routes = Routes()
+    queue = Queue(routes)
+    served: list[int] = []
+
+    async def wait(number: int) -> None:
+        await queue.take(Wanted(replays=True))
+        served.append(number)
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            for number in range(REPLAYS_AT_ONCE + 2):
+                tasks.start_soon(wait, number)
+            await until(lambda: len(queue) == REPLAYS_AT_ONCE + 2)
+            routes.apply(added(E0, 1))
+            queue.serve()
+            await until(lambda: len(served) == REPLAYS_AT_ONCE)
+            assert len(queue) == 2
+            (route,) = routes
+            for _ in range(2):
+                routes.release(route, Wanted(replays=True), boarding=True)
+                queue.serve()
+    assert served == list(range(REPLAYS_AT_ONCE + 2))
+
+
+async def until(there: Callable[[], bool]) -> None:
+    while not there():
+        await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.anyio
+async def test_a_first_call_does_not_wait_behind_replays_that_find_no_room() -> None:
+    routes = Routes()
+    queue = Queue(routes)
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(REPLAYS_AT_ONCE + 1):
+                tasks.start_soon(queue.take, Wanted(replays=True))
+            await until(lambda: len(queue) == REPLAYS_AT_ONCE + 1)
+            tasks.start_soon(queue.take, Wanted())
+            await until(lambda: len(queue) == REPLAYS_AT_ONCE + 2)
+            routes.apply(added(E0, 1))
+            queue.serve()
+            await until(lambda: len(queue) == 1)
+            tasks.cancel_scope.cancel()
+    (route,) = routes
+    assert (route.in_flight, route.boarding) == (REPLAYS_AT_ONCE + 1, REPLAYS_AT_ONCE)
+
+
+@pytest.mark.anyio
+async def test_a_route_that_is_fenced_before_its_taker_runs_is_not_taken() -> None:
+    routes = Routes()
+    queue = Queue(routes)
+    given: list[Route] = []
+
+    async def wait() -> None:
+        given.append(await queue.take(Wanted()))
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await until(lambda: len(queue) == 1)
+            for decision in (added(E0, 1), fenced(E0, 1)):
+                routes.apply(decision)
+                queue.serve()
+            await until(lambda: len(queue) == 1)
+            routes.apply(added(E0, 2))
+            queue.serve()
+    assert [route.key for route in given] == [Key(E0, 2)]
+
+
+@pytest.mark.anyio
+async def test_a_caller_that_goes_as_it_is_served_gives_its_route_back() -> None:
+    routes = Routes()
+    queue = Queue(routes)
+    with anyio.fail_after(10):
+        waiting = asyncio.create_task(queue.take(Wanted(replays=True)))
+        await until(lambda: len(queue) == 1)
+        routes.apply(added(E0, 1))
+        queue.serve()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+    (route,) = routes
+    assert waiting.cancelled()
+    assert (route.in_flight, route.boarding) == (0, 0)
+
+
 # --- the state ----------------------------------------------------------------------------------------
 
 
@@ -257,6 +409,9 @@ def test_a_state_of_another_server_is_void_to_a_fresh_reader_and_leaves_held_rou
         assert held.read(nothing, stamp="here") == []
         assert keys(held) == [(E1, 1)]
     assert taken(held).moves > before
+    assert taken(held).moving
+    held.apply(added(E1, 1))
+    assert not taken(held).moving
 
 
 def test_reading_the_state_makes_sure_of_routes_whose_version_stands() -> None:
@@ -268,6 +423,15 @@ def test_reading_the_state_makes_sure_of_routes_whose_version_stands() -> None:
     assert routes.blind is None
     moved = {route.key.engine: route.moves != before[route.key.engine] for route in routes}
     assert moved == {E0: False, E1: True}
+
+
+def test_a_route_that_the_state_has_no_more_is_uncertain_to_whoever_samples_there() -> None:
+    routes = told(added(E0, 1))
+    held = taken(routes)
+    before = held.moves
+    routes.lose("away")
+    routes.read(state((E1, 1, V2)), stamp="here")
+    assert held.moves > before
 
 
 def test_a_sync_that_is_open_in_the_state_makes_its_members_uncertain() -> None:

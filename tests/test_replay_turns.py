@@ -4,7 +4,6 @@ import copy
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,11 +20,12 @@ from relight.agents.replay.turn import (
     Span,
     Turn,
 )
-from relight.agents.stub.launch import Stub, launch, make_model
+from relight.agents.stub.launch import Stub
 from relight.agents.stub.tokens import reference, weights_digest
 from relight.events.bus.embedded import Embedded
 from relight.events.errors import UsageError
 from tests.replay_job import E0, E1, E2, JOB, V2, Orchestrator, orchestrator
+from tests.replay_rig import Fleet, fleet, label
 
 pytestmark = pytest.mark.anyio
 
@@ -52,25 +52,16 @@ class World(NamedTuple):
         assert turn.complete
 
 
-@pytest.fixture
-def stubs(tmp_path: Path) -> Iterator[list[Stub]]:
-    model = make_model(tmp_path / "model", seed=1)
-    with ExitStack() as stack:
-        started = [stack.enter_context(launch(model, wait=False)) for _ in range(2)]
-        for stub in started:
-            stub.wait_until_listening()
-            label(stub, "7.1")
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with fleet(tmp_path_factory.mktemp("fleet"), engines=2) as started:
         yield started
 
 
 @pytest.fixture
-async def world(server: Embedded, stubs: list[Stub], tmp_path: Path) -> AsyncIterator[World]:
+async def world(server: Embedded, engines: Fleet) -> AsyncIterator[World]:
     async with orchestrator(server.url) as mind:
-        yield World(server, mind, stubs, tmp_path / "model")
-
-
-def label(stub: Stub, version: str) -> None:
-    assert stub.post("/update_weight_version", {"new_version": version}).status == 200
+        yield World(server, mind, engines.ready().stubs, engines.model)
 
 
 def params(max_tokens: int = 100, **changes: Any) -> dict[str, Any]:

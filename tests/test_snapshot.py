@@ -15,6 +15,7 @@ from relight.agents.snapshot import (
     Tensor,
     check,
     describe,
+    differ,
     difference,
     digest_of,
     directory_of,
@@ -145,6 +146,18 @@ def test_other_shapes_are_told(whole: tuple[Path, str]) -> None:
     assert difference(known, other) == "tensor 'a' is F32[3, 2] in 7.5, F32[2, 3] in 7.4"
     less = Manifest(version=Version(7, 5), files=(), tensors={"a": known.tensors["a"]})
     assert difference(known, less) == "tensor 'b' is absent in 7.5, I64[4] in 7.4"
+
+
+def test_two_snapshots_differ_by_what_their_tensors_hold(whole: tuple[Path, str], tmp_path: Path) -> None:
+    directory, _ = whole
+    other = tmp_path / "other"
+    other.mkdir()
+    for name, values in (("a", np.arange(6, dtype=np.float32).reshape(2, 3)), ("b", np.ones(4, np.int64))):
+        save_file({name: values}, other / f"{name}.safetensors")
+    assert not differ(directory, other), "other files with the same tensors"
+    save_file({"b": np.zeros(4, np.int64)}, other / "b.safetensors")
+    assert differ(directory, other) and differ(other, directory)
+    assert not differ(directory, tmp_path / "gone")
 
 
 @pytest.mark.parametrize("uri", ["/a/b c", "file:///a/b%20c", "file://localhost/a/b c"])

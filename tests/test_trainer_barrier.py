@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
+import msgspec
 import pytest
 
 from relight.agents.trainer.barrier import (
@@ -14,13 +15,16 @@ from relight.agents.trainer.barrier import (
     Event,
     Moved,
     Opened,
+    Use,
 )
 from relight.agents.trainer.turns import after
 from relight.events.decisions import (
     BoundaryReleased,
+    LoadWeights,
     ReportRequested,
     RouteAdded,
     RouteFenced,
+    StartEngine,
     StopEngine,
     SyncWeights,
 )
@@ -28,7 +32,7 @@ from relight.events.errors import UsageError
 from relight.events.facts import Fact, SafeBoundary, TrainerSilent, WeightsPublished, WeightsSynced
 from relight.events.ids import DecisionId, EngineName, NodeName, SyncId
 from relight.events.schema import Boundary, EngineState, Meta, OpenSync, Route, Snapshot
-from relight.events.values import Member, Phase
+from relight.events.values import Member, Phase, Weights
 from relight.events.version import Version
 
 RUN = 7
@@ -328,6 +332,66 @@ def test_the_roster_follows_what_was_committed() -> None:
     assert barrier.roster == {"e0": member("e0", 1)}
     barrier, _ = play(fenced("e0", 1), added("e0", 2), fenced("e0", 1), added("e1", 4), barrier=barrier)
     assert barrier.roster == {"e0": member("e0", 2), "e1": member("e1", 4)}
+
+
+def load(name: str, version: Version, deadline: int = 60) -> LoadWeights:
+    return LoadWeights(
+        id=DecisionId("5-9"),
+        epoch=5,
+        reason="test",
+        engine=EngineName(name),
+        incarnation=1,
+        version=version,
+        uri=f"/w/{version}",
+        digest="sha256:d",
+        deadline=deadline,
+    )
+
+
+def start(name: str, version: Version | None) -> StartEngine:
+    weights = Weights(version=version, uri="/w", digest="sha256:d") if version else None
+    return StartEngine(
+        id=DecisionId("5-9"),
+        epoch=5,
+        reason="test",
+        engine=EngineName(name),
+        incarnation=2,
+        node=NodeName("a"),
+        weights=weights,
+        deadline=90,
+    )
+
+
+def test_a_version_is_in_use_from_the_word_to_load_it_to_the_next_word_to_that_engine() -> None:
+    loading: list[Event] = [load("e0", V4), start("e1", V5)]
+    assert play(*loading)[0].uses == {"e0": Use(V4, 60), "e1": Use(V5, 90)}
+    assert play(*loading, fenced("e0", 1))[0].uses.keys() == {"e0", "e1"}  # its agent may only be cut off
+    assert play(*loading, added("e0", 1))[0].uses.keys() == {"e1"}
+    assert play(*loading, stopped("e1", 2), start("e0", None))[0].uses == {}
+    assert play(*loading, load("e0", V5))[0].uses["e0"] == Use(V5, 60)
+    dry = msgspec.structs.replace(load("e0", V4), dry_run=True)
+    assert play(dry)[0].uses == {}
+
+
+def test_versions_in_use_are_known_from_the_state_too() -> None:
+    engines = {
+        EngineName("e0"): EngineState(node=NodeName("a"), intent=load("e0", V4)),
+        EngineName("e1"): EngineState(node=NodeName("a"), intent=start("e1", V5)),
+        EngineName("e2"): EngineState(node=NodeName("a"), intent=stopped("e2", 1)),
+    }
+    caught = CaughtUp(Snapshot(epoch=5, meta=Meta(birth="b"), engines=engines), tell=False)
+    assert play(load("e9", V4), caught)[0].uses == {"e0": Use(V4, 60), "e1": Use(V5, 90)}
+
+
+def test_recoveries_are_pulled_where_the_trainer_has_snapshots_beside_its_push() -> None:
+    pushing = Barrier(run=RUN, pushes=True, subset=False)
+    ordinary, _ = play(FULL, barrier=pushing)
+    (told,) = after(ordinary, report()).facts
+    assert isinstance(told, SafeBoundary) and (told.pushes, told.subset) == (True, False)
+    recovering, said = play(WAITING._replace(pulls=True), order(), Began(), Closed(), barrier=pushing)
+    (told,) = after(recovering, report()).facts
+    assert isinstance(told, SafeBoundary) and (told.pushes, told.subset) == (False, True)
+    assert "s1" in said[-1][0]
 
 
 def test_an_order_that_was_missed_is_found_in_the_state() -> None:

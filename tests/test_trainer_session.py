@@ -16,6 +16,7 @@ import redis
 
 import relight
 from relight.agents.snapshot import check
+from relight.agents.trainer import places
 from relight.agents.trainer.callback import CallbackSync
 from relight.agents.trainer.session import OrchestratorLost, Superseded
 from relight.agents.trainer.snapshot import SnapshotSync
@@ -129,6 +130,37 @@ def test_an_async_function_runs_in_one_lasting_loop(server: Embedded, tmp_path: 
     with relight.trainer(server.url, job="j", sync=SnapshotSync(arrays(), tmp_path)) as trainer:
         loops = {trainer.wait(rollout), trainer.wait(lambda: rollout()), trainer.wait(rollout)}  # noqa: PLW0108
         assert len(loops) == 1
+
+
+def test_a_session_needs_no_main_thread(server: Embedded, tmp_path: Path) -> None:
+    """As in a Ray actor, or a worker of any framework that keeps the main thread to itself."""
+    came: list[object] = []
+
+    def actor() -> None:
+        with relight.trainer(server.url, job="j", sync=SnapshotSync(arrays(), tmp_path)) as trainer:
+            trainer.sync(0)
+
+            async def rollout() -> None:
+                here = await asyncio.to_thread(
+                    script.until, SafeBoundary, lambda fact: is_open(fact) and fact.sync == "stale"
+                )
+                order = script.order(here, members=[E0])
+                await asyncio.to_thread(script.decide, order)
+                answered = await asyncio.to_thread(
+                    script.until, WeightsPublished, lambda fact: fact.sync == order.sync
+                )
+                came.append(answered.version)
+
+            trainer.wait(rollout)
+            with trainer.boundary(0):
+                pass
+            came.append(Version(trainer.run, 0))
+
+    with Script(server.url) as script:
+        thread = threading.Thread(target=actor)
+        thread.start()
+        thread.join(30)
+    assert len(came) == 2 and came[0] == came[1]
 
 
 def test_what_the_function_raises_goes_through_and_the_boundary_is_closed(
@@ -506,6 +538,106 @@ def test_the_application_may_sync_by_itself(server: Embedded) -> None:
     assert first.loaded == (Loaded(E0.engine, 1),)
     assert first.failed == (Failed(E1.engine, 1, "timed out", True),)
     assert [failed.touched for failed in second.failed] == [True, True]
+
+
+def test_snapshots_beside_a_push_serve_the_recoveries(server: Embedded, tmp_path: Path) -> None:
+    """Every second ordinary sync is followed by a snapshot; whoever lacks weights in between pulls them."""
+    pushed: list[int] = []
+    members_of: dict[int, list[str]] = {}
+
+    def push(version: Version, members: tuple[Member, ...], left: Left) -> None:
+        pushed.append(version.step)
+        members_of[version.step] = [member.engine for member in members]
+
+    snapshots = SnapshotSync(arrays(), tmp_path, publish_every=2)
+    with (
+        Script(server.url, members=[E0, E1]) as script,
+        relight.trainer(
+            server.url, job="j", sync=CallbackSync(push, subset=False), snapshots=snapshots
+        ) as trainer,
+    ):
+
+        def recover() -> None:
+            here = script.until(
+                SafeBoundary, lambda fact: is_open(fact) and fact.step == 1 and not fact.pushes
+            )
+            assert here.exports is not None and here.subset
+            order = script.order(here, members=[E1])
+            script.decide(order)
+            script.until(WeightsPublished, lambda fact: fact.sync == order.sync)
+
+        for step in range(3):
+            trainer.sync(step)
+            if step == 1:
+                trainer.wait(recover)
+        run = trainer.run
+    assert pushed == [0, 1, 2] and members_of[1] == ["e0", "e1"]
+    ordinary = [fact.version.step for fact in script.all(WeightsPublished) if fact.sync is None]
+    assert ordinary == [0]  # that of step 1 was written for a recovery, so the next one is that of step 3
+    assert {fact.version for fact in script.all(WeightsPublished)} == {Version(run, 0), Version(run, 1)}
+    told = [(fact.sync, fact.pushes, fact.subset) for fact in script.all(SafeBoundary) if is_open(fact)]
+    assert told == [("all", True, False), ("all", True, False), ("stale", False, True), ("all", True, False)]
+
+
+def test_a_snapshot_beside_a_push_that_cannot_be_written_holds_nobody_up(
+    server: Embedded, tmp_path: Path
+) -> None:
+    huge = {"huge": np.broadcast_to(np.float64(0), (1 << 45,))}
+    with (
+        Script(server.url, members=[E0]) as script,
+        relight.trainer(
+            server.url,
+            job="j",
+            sync=CallbackSync(lambda version, members, left: None),
+            snapshots=SnapshotSync(huge, tmp_path),
+        ) as trainer,
+    ):
+        trainer.sync(0)
+        trainer.sync(1)
+    assert not script.all(WeightsPublished)
+    assert len(script.all(JobFinished)) == 1
+
+
+def test_a_push_that_no_recovery_could_use_is_refused(server: Embedded, tmp_path: Path) -> None:
+    def push(version: Version, members: tuple[Member, ...], left: Left) -> None: ...
+
+    with (
+        Script(server.url, settings={"recover_at": "snapshot"}),
+        pytest.raises(UsageError, match="and writes none: give"),
+        relight.trainer(server.url, job="j", sync=CallbackSync(push)) as trainer,
+    ):
+        trainer.sync(0)
+    with (
+        Script(server.url, settings={"recover_at": "snapshot"}),
+        relight.trainer(
+            server.url, job="j", sync=CallbackSync(push), snapshots=SnapshotSync(arrays(), tmp_path)
+        ) as trainer,
+    ):
+        trainer.sync(0)
+
+
+def test_transports_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
+    url = "redis://localhost"
+    with pytest.raises(UsageError, match="publish_every=4: engines that pull need every version"):
+        relight.trainer(url, job="j", sync=SnapshotSync(arrays(), tmp_path, publish_every=4))
+    with pytest.raises(UsageError, match="beside a sync= that pushes"):
+        relight.trainer(
+            url, job="j", sync=SnapshotSync(arrays(), tmp_path), snapshots=SnapshotSync(arrays(), tmp_path)
+        )
+
+
+def test_a_directory_that_engines_do_not_reach_ends_the_first_sync(server: Embedded, tmp_path: Path) -> None:
+    if places.file_system(tmp_path) not in places.LOCAL:
+        pytest.skip("the tests' own directory may be shared")
+    away = Member(EngineName("e0"), 1, "http://192.0.2.7:8000")
+    with Script(server.url, members=[away]) as script:
+        with (
+            pytest.raises(UsageError, match=r"e0 .* run elsewhere"),
+            relight.trainer(server.url, job="j", sync=SnapshotSync(arrays(), tmp_path)) as trainer,
+        ):
+            trainer.sync(0)
+        (failed,) = script.until(WeightsSynced).failed
+        assert not failed.touched
 
 
 def test_weights_that_stand_are_announced(server: Embedded, tmp_path: Path) -> None:

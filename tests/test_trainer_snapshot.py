@@ -1,6 +1,7 @@
 """SnapshotSync: what stands under a version's name is whole, whatever happened while it was written."""
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from relight.agents.snapshot import MANIFEST, SnapshotError, check, describe, digest_of, read_manifest
+from relight.agents.trainer import places
 from relight.agents.trainer.snapshot import SnapshotSync, adopt
+from relight.agents.trainer.sync import Context
 from relight.events.errors import UsageError
+from relight.events.ids import EngineName
+from relight.events.values import Member
 from relight.events.version import Version
 
 ARRAYS: dict[str, Any] = {
@@ -111,6 +116,55 @@ def test_only_the_newest_versions_stay(tmp_path: Path) -> None:
     assert names(tmp_path) == ["7.3", "8.0", "notes"]
 
 
+def test_a_version_that_an_engine_is_loading_is_never_removed(tmp_path: Path) -> None:
+    used = {Version(7, 0)}
+    sync = SnapshotSync(ARRAYS, tmp_path, keep=2)
+    sync.bind(Context(in_use=lambda: used))
+    for step in range(4):
+        sync.write(Version(7, step))
+    sync.close()
+    assert names(tmp_path) == ["7.0", "7.2", "7.3"]
+    used.clear()
+    sync.write(Version(7, 4))
+    sync.close()
+    assert names(tmp_path) == ["7.3", "7.4"]
+
+
+def test_a_standing_version_that_lost_bytes_is_written_again_when_it_is_asked_for(tmp_path: Path) -> None:
+    sync = SnapshotSync(ARRAYS, tmp_path)
+    weights = sync.write(Version(7, 0))
+    shard = Path(weights.uri) / "model.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert sync.write(Version(7, 0)) == weights
+    check(Path(weights.uri), weights.digest)
+    sync.close()
+
+
+def elsewhere(host: str) -> Member:
+    return Member(EngineName("e0"), 1, f"http://{host}:8000")
+
+
+def test_a_directory_of_this_machine_is_refused_where_engines_run_elsewhere(tmp_path: Path) -> None:
+    if places.file_system(tmp_path) not in places.LOCAL:
+        pytest.skip(f"{tmp_path} may be shared: it is on {places.file_system(tmp_path)}")
+    sync = SnapshotSync(ARRAYS, tmp_path)
+    away = elsewhere("192.0.2.7")  # of the block for documentation: nobody has it
+    for _ in range(2):  # nothing stands afterwards that could be handed out the second time
+        with pytest.raises(UsageError, match=r"only this machine reaches, and e0 \(http://192.0.2.7:8000\)"):
+            sync.write(Version(7, 0), members=[elsewhere("127.0.0.1"), away])
+    sync.write(Version(7, 0), members=[elsewhere("127.0.0.1"), elsewhere(socket.gethostname())])
+    with pytest.raises(UsageError, match="shared=True"):
+        sync.write(Version(7, 0), members=[away])
+    sync.close()
+    shared = SnapshotSync(ARRAYS, tmp_path, shared=True)
+    assert shared.write(Version(7, 1), members=[away]).version == Version(7, 1)
+    shared.close()
+
+
+def test_a_name_that_nobody_knows_is_left_to_the_agents(tmp_path: Path) -> None:
+    assert places.told(tmp_path, [elsewhere("no-such-host.invalid")]) is None
+
+
 def test_what_a_killed_life_left_half_written_is_removed(tmp_path: Path) -> None:
     (tmp_path / "7.3-0a1b2c3d.partial").mkdir()
     (tmp_path / "9.0-0a1b2c3d.partial").mkdir()
@@ -189,6 +243,8 @@ def test_wrong_arguments_are_told_at_once(tmp_path: Path) -> None:
         SnapshotSync(ARRAYS, tmp_path, keep=1)
     with pytest.raises(UsageError, match="max_shard_bytes=0"):
         SnapshotSync(ARRAYS, tmp_path, max_shard_bytes=0)
+    with pytest.raises(UsageError, match="publish_every=0"):
+        SnapshotSync(ARRAYS, tmp_path, publish_every=0)
     with pytest.raises(UsageError, match="not int"):
         SnapshotSync(3, tmp_path)
 

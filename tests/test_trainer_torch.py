@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from relight.agents.snapshot import Tensor, read_manifest
 from relight.agents.trainer.live import Live
@@ -100,6 +102,63 @@ def test_weights_swapped_by_their_storage_are_seen_and_known_again(tmp_path: Pat
     assert live.exports(None) is None
     model.weight.data = own
     assert live.exports(None) == version
+
+
+def test_weights_that_are_replaced_twice_are_not_taken_for_the_first_ones(tmp_path: Path) -> None:
+    """An optimizer that makes new tensors: the second one may lie where the first one was."""
+    model = torch.nn.Linear(64, 64)
+    live = Live(7, SnapshotSync(model, tmp_path))
+    live.mark(0)
+    addresses = {model.weight.data_ptr()}
+    for _ in range(8):
+        model.weight.data = model.weight.data + 1
+        addresses.add(model.weight.data_ptr())
+        assert live.exports(None) is None
+    assert len(addresses) < 9, "no address came back: nothing was tested"
+
+
+OPERATIONS = ("step", "sync", "swap", "restore", "replace", "overwrite", "rest")
+
+
+@given(st.lists(st.sampled_from(OPERATIONS), max_size=12), st.data())
+def test_what_is_said_to_be_a_version_is_that_version_whatever_was_done(
+    operations: list[str], data: st.DataObject
+) -> None:
+    """Optimizer steps, skipped syncs, reference weights swapped in and out, tensors replaced."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    live = Live(7, SnapshotSync(model, "/nowhere"))
+    known: dict[Version, Any] = {live.mark(0): model.weight.detach().clone()}
+    own, step = None, 0
+    untouched = True
+    for operation in operations:
+        match operation:
+            case "step":
+                model(torch.ones(3)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                untouched = False
+            case "sync":
+                step += 1
+                known[live.mark(step)] = model.weight.detach().clone()
+                own, untouched = None, True
+            case "swap" if own is None:
+                own, model.weight.data = model.weight.data, torch.zeros(2, 3)
+            case "restore" if own is not None:
+                model.weight.data, own = own, None
+            case "replace":
+                model.weight.data = model.weight.data + 1
+                untouched = False
+            case "overwrite":
+                with torch.no_grad():
+                    model.weight.copy_(torch.ones(2, 3))
+                untouched = False
+            case _:
+                pass
+        exports = live.exports(data.draw(st.sampled_from([None, step, step + 1])))
+        assert exports is None or torch.equal(model.weight, known[exports])
+    if untouched and own is None:
+        assert live.exports(None) == live.version
 
 
 def test_a_given_step_speaks_for_what_cannot_be_seen(tmp_path: Path) -> None:

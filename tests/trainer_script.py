@@ -2,7 +2,7 @@
 
 import threading
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -42,13 +42,20 @@ class Script:
     """
 
     def __init__(
-        self, url: str, answer: Answer = obedient, *, job: str = "j", members: Iterable[Member] = ()
+        self,
+        url: str,
+        answer: Answer = obedient,
+        *,
+        job: str = "j",
+        members: Iterable[Member] = (),
+        settings: Mapping[str, object] | None = None,
     ) -> None:
         self.members = tuple(members)
         self.facts: list[Fact] = []
         self.here: SafeBoundary | None = None
         self.url = url
         self._answer = answer
+        self._settings = dict(settings or {})
         self._job = JobName(job)
         self._serial = 0
         self._number = 0
@@ -171,7 +178,7 @@ class Script:
         commit = Commit(
             number=self._number,
             cursor=BEGINNING,
-            state={"meta": codec.to_json(Meta(birth=self._birth, run=run))},
+            state={"meta": codec.to_json(Meta(birth=self._birth, run=run, settings=self._settings))},
             decisions=tuple(decisions),
         )
         await self._bus.commit(commit, lease=self._lease, source=Source("orchestrator/script"))

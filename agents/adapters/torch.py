@@ -1,17 +1,19 @@
 """What touches torch: a module's tensors in its Hugging Face names, their bytes, and whether they changed.
 
-Nothing here runs in relight's bus thread, and nothing enters a collective.
+Nothing here runs in relight's bus thread. Collectives are entered where the bytes of a tensor that is spread
+over several ranks are taken (`Named.data` and `Named.joins`), and nowhere else.
 """
 
 import copy
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from relight.agents.snapshot import Tensor
 from relight.agents.trainer.tensors import Named, dtype_of
+from relight.events.errors import UsageError
 
 _WRAPPERS = {
     "OptimizedModule": "_orig_mod",
@@ -32,27 +34,29 @@ class ModuleOrigin:
         self._model = model
 
     def tensors(self) -> list[Named]:
+        return [named(name, tensor) for name, tensor in self.chosen().items()]
+
+    def chosen(self) -> Mapping[str, Any]:
         """Every tensor of the state dict once: of tied ones the name that a checkpoint keeps."""
         model = unwrapped(self._model)
-        state: Mapping[str, Any] = model.state_dict()
+        _refuse_flat(model)
+        state: Mapping[str, Any] = model.state_dict(keep_vars=True)
         tied = _tied_names(model)
         kept: dict[Any, str] = {}
         for name in sorted(state, key=lambda name: name in tied):
             kept.setdefault(_place(name, state[name]), name)
         names = set(kept.values())
         chosen = {name.replace(_COMPILED, ""): state[name] for name in state if name in names}
-        return [named(name, tensor) for name, tensor in _checkpoint_names(model, chosen).items()]
+        return _checkpoint_names(model, chosen)
 
-    def fingerprint(self) -> int | None:
+    def fingerprint(self) -> "Fingerprint | None":
         """Changes with every in-place write to a parameter or buffer and with every swap of its storage.
 
         Writes through `.data` or a NumPy view are not seen (torch counts none): a step that is given to
         the boundary, or `swapped`, tells of those. None for inference tensors, which count nothing.
         """
         try:
-            return hash(
-                tuple((tensor._version, _pointer(tensor)) for tensor in _live(unwrapped(self._model)))
-            )
+            return Fingerprint(_live(unwrapped(self._model)))
         except RuntimeError:
             return None
 
@@ -68,6 +72,31 @@ class ModuleOrigin:
             model.generation_config.save_pretrained(directory)
 
 
+class Fingerprint:
+    """Which storages some tensors have, and how often each was written to. Equal: they are what they were.
+
+    Storages are held weakly: they may be freed, but while this stands no other one gets their identity, as
+    it gets their address.
+    """
+
+    def __init__(self, tensors: Iterable[Any]) -> None:
+        weak: Any = import_module("torch.multiprocessing.reductions").StorageWeakRef
+        seen: list[tuple[int, int, int]] = []
+        self._held: list[Any] = []
+        for tensor in tensors:
+            part = getattr(tensor, "_local_tensor", tensor)
+            storage = part.untyped_storage()
+            self._held.append(weak(storage))
+            seen.append((tensor._version, storage._cdata, part.storage_offset()))
+        self._seen = tuple(seen)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Fingerprint) and self._seen == other._seen
+
+    def __hash__(self) -> int:
+        return hash(self._seen)
+
+
 def unwrapped(model: Any) -> Any:
     """The model inside torch.compile's and the parallel wrappers."""
     while (attribute := _WRAPPERS.get(type(model).__name__)) is not None:
@@ -80,22 +109,38 @@ def named(name: str, tensor: Any) -> Named:
     torch: Any = import_module("torch")
     form = Tensor(dtype_of(name, str(tensor.dtype).removeprefix("torch.")), tuple(tensor.shape))
 
+    spread = getattr(tensor, "full_tensor", None)
+
     def data() -> memoryview:
-        whole = tensor.detach().to("cpu").contiguous()
+        whole = (tensor if spread is None else spread()).detach().to("cpu").contiguous()
         if not whole.numel():
             return memoryview(b"")
         return memoryview(whole.reshape(-1).view(torch.uint8).numpy())
 
-    return Named(name, form, data)
+    return Named(name, form, data, joins=spread)
 
 
 def _live(model: Any) -> Iterator[Any]:
+    """The tensors. What FSDP has gathered for a forward pass is put back first: it would look changed."""
+    for module in model.modules():
+        if hasattr(module, "reshard") and type(module).__name__.startswith("FSDP"):
+            module.reshard()
     yield from model.parameters()
     yield from model.buffers()
 
 
+def _refuse_flat(model: Any) -> None:
+    """FSDP1 keeps flat parameters, which have no names of their own."""
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        raise UsageError(
+            "FullyShardedDataParallel (FSDP1) keeps flat parameters: shard with fully_shard, or give"
+            " SnapshotSync a function that returns the full tensors on rank 0; it is called on every rank,"
+            " so that it may gather them"
+        )
+
+
 def _pointer(tensor: Any) -> int:
-    """Its address; 0 where it has none (meta and wrapper tensors), which leaves `_version`."""
+    """Its address; 0 where it has none (meta and wrapper tensors)."""
     try:
         return int(tensor.data_ptr())
     except RuntimeError:
@@ -103,7 +148,12 @@ def _pointer(tensor: Any) -> int:
 
 
 def _place(name: str, tensor: Any) -> Any:
-    """Equal for two names of one tensor; a tensor without storage is only itself."""
+    """Equal for two names of one tensor; a tensor without storage is only itself.
+
+    One that is spread over ranks is told by its object: a rank may hold no part of it.
+    """
+    if hasattr(tensor, "full_tensor"):
+        return id(tensor)
     pointer = _pointer(tensor)
     if not pointer or not tensor.numel():
         return name

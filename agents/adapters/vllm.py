@@ -4,12 +4,15 @@ Every call has a time limit of its own and raises EngineUnreachable or EngineRef
 kept: one that the server closed in between would look like an engine's death.
 """
 
+import contextlib
 import math
 import re
+import uuid
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import aiohttp
+import anyio
 import msgspec
 
 from relight.events.errors import RelightError
@@ -17,6 +20,11 @@ from relight.events.values import Canary
 
 CANARY_PATH = "/inference/v1/generate?relight=canary"
 """Access logs tell the agent's own generations from clients' by the query."""
+
+ABORT_S = 0.5
+"""For an engine to take back a generation; it need not, it is only told."""
+
+_HITS = "prefix_cache_hits_total"
 
 EMPTY_SHA256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 """The hash of nothing: packed layers answer with it, and it proves nothing."""
@@ -47,14 +55,28 @@ class Counters(NamedTuple):
     waiting: float
     tokens: float
     """Tokens made and iterations done; only grows."""
+    steps: float = 0.0
+    """Iterations done, where they are told."""
 
 
 class _Paused(msgspec.Struct):
     is_paused: bool
 
 
+class _Sleeping(msgspec.Struct):
+    is_sleeping: bool
+
+
+class _Load(msgspec.Struct):
+    server_load: float
+
+
 class _Label(msgspec.Struct):
     weight_version: str
+
+
+class _Version(msgspec.Struct):
+    version: str
 
 
 class _Success(msgspec.Struct):
@@ -116,6 +138,10 @@ class Client:
         body = {"method": method, "kwargs": kwargs}
         await self._ask("POST", "/collective_rpc", None, body=body, within_s=within_s)
 
+    async def version(self, *, within_s: float) -> str:
+        """Of the engine's software."""
+        return (await self._ask("GET", "/version", _Version, within_s=within_s)).version
+
     async def label(self, *, within_s: float) -> str:
         """The version label; `default` until one is set. No proof of content."""
         return (await self._ask("GET", "/weight_info", _Label, within_s=within_s)).weight_version
@@ -143,27 +169,77 @@ class Client:
         told = await self._ask("POST", "/weight_checker", _Checksums, body=body, within_s=within_s)
         return {name: digest for name, digest in told.checksums.items() if digest != EMPTY_SHA256}
 
-    async def counters(self, *, within_s: float) -> Counters | None:
-        """What /metrics says; None where it does not say it: unknown, not zero."""
+    async def is_sleeping(self, *, within_s: float) -> bool:
+        """Whether it gave up its memory until it is woken."""
+        return (await self._ask("GET", "/is_sleeping", _Sleeping, within_s=within_s)).is_sleeping
+
+    async def load(self, *, within_s: float) -> float:
+        """Requests that its server holds; told without its core and without metrics."""
+        return (await self._ask("GET", "/load", _Load, within_s=within_s)).server_load
+
+    async def exposition(self, *, within_s: float) -> bytes:
+        """What /metrics says, for `total`."""
         status, body = await self._send("GET", "/metrics", within_s=within_s)
         if status != 200:
+            raise EngineRefused(f"GET /metrics: {status}")
+        return body
+
+    async def counters(self, *, within_s: float) -> Counters | None:
+        """What /metrics says of work; None where it does not say it: unknown, not zero."""
+        try:
+            told = await self.exposition(within_s=within_s)
+        except EngineRefused:
             return None
-        running, waiting = _sum(body, b"num_requests_running"), _sum(body, b"num_requests_waiting")
-        made, steps = _sum(body, b"generation_tokens_total"), _sum(body, b"iteration_tokens_total_count")
+        running, waiting = total(told, "num_requests_running"), total(told, "num_requests_waiting")
+        made, steps = total(told, "generation_tokens_total"), total(told, "iteration_tokens_total_count")
         if running is None or waiting is None or made is None:
             return None
-        return Counters(running, waiting, made + (steps or 0.0))
+        return Counters(running, waiting, made + (steps or 0.0), steps or 0.0)
+
+    async def reuses_prefix(self, prompt: Sequence[int], *, within_s: float) -> bool:
+        """Whether its prefix cache answers for a part of `prompt`, for which one token is generated.
+
+        False where /metrics does not say it. Meaningful while nobody else asks anything.
+        """
+        before = total(await self.exposition(within_s=within_s), _HITS)
+        body = {
+            "token_ids": list(prompt),
+            "sampling_params": {"max_tokens": 1, "temperature": 0.0, "ignore_eos": True, "detokenize": False},
+            "stream": False,
+        }
+        await self._ask("POST", CANARY_PATH, None, body=body, within_s=within_s)
+        after = total(await self.exposition(within_s=within_s), _HITS)
+        return before is not None and after is not None and after > before
 
     async def canary(self, prompt: Sequence[int], *, within_s: float) -> Canary:
-        """Score `prompt` and generate one greedy token after it; every logprob is finite."""
+        """Score `prompt` and generate one greedy token after it; every logprob is finite.
+
+        A generation that is given up is aborted: an engine that is ill would keep it.
+        """
         body = {
+            "request_id": f"relight-{uuid.uuid4().hex[:16]}",
             "token_ids": list(prompt),
             "sampling_params": {"max_tokens": 1, "temperature": 0.0, "logprobs": 0, "prompt_logprobs": 0,
                                 "ignore_eos": True, "detokenize": False},
             "stream": False,
         }  # fmt: skip
-        told = await self._ask("POST", CANARY_PATH, _Generated, body=body, within_s=within_s)
+        answered = False
+        try:
+            told = await self._ask("POST", CANARY_PATH, _Generated, body=body, within_s=within_s)
+            answered = True
+        except EngineRefused:
+            answered = True
+            raise
+        finally:
+            if not answered:
+                with anyio.CancelScope(shield=True):
+                    await self._abort(f"generate-tokens-{body['request_id']}")
         return _canary(prompt, told)
+
+    async def _abort(self, request_id: str) -> None:
+        with contextlib.suppress(EngineUnreachable):  # nobody is there: nothing is left of it
+            body = {"request_ids": [request_id]}
+            await self._send("POST", "/abort_requests", body=body, within_s=ABORT_S)
 
     async def _ask(
         self, method: str, path: str, kind: type[T] | None, *, body: object = None, within_s: float
@@ -204,10 +280,16 @@ def session() -> aiohttp.ClientSession:
     )
 
 
-def _sum(exposition: bytes, name: bytes) -> float | None:
-    """The value of one metric over all its labels."""
-    lines = re.findall(rb"^vllm:" + name + rb"(?:\{[^}]*\})? (\S+)", exposition, re.MULTILINE)
-    return sum(map(float, lines)) if lines else None
+def total(exposition: bytes, name: str) -> float | None:
+    """The value of one of vLLM's metrics over all its labels; a share (`…_perc`) is the largest one.
+
+    None where it is not told.
+    """
+    pattern = rb"^vllm:" + name.encode() + rb"(?:\{[^}]*\})? (\S+)"
+    values = [float(value) for value in re.findall(pattern, exposition, re.MULTILINE)]
+    if not values:
+        return None
+    return max(values) if name.endswith("_perc") else sum(values)
 
 
 def _canary(prompt: Sequence[int], told: _Generated) -> Canary:

@@ -12,9 +12,14 @@ import time
 import aiohttp
 import anyio
 
-from relight.agents.adapters import vllm
+from relight.agents.adapters import nvml, vllm
 from relight.agents.node import launch, lifecycle, pidfd
 from relight.agents.node.config import NodeFile
+from relight.agents.node.delegated.desk import Desk
+from relight.agents.node.delegated.launcher import ByApplication
+from relight.agents.node.devices import Devices, Memory
+from relight.agents.node.holdings import Holdings
+from relight.agents.node.hurry import Hurry
 from relight.agents.node.owned import Shared
 from relight.agents.node.record import Store
 from relight.agents.node.slot import Slot
@@ -37,7 +42,7 @@ from relight.events.decisions import (
 from relight.events.envelope import Entry
 from relight.events.errors import BusUnavailable, Fenced, RelightError, Undecodable, leaves
 from relight.events.facts import NodeSilent, NodeUp
-from relight.events.ids import DecisionId, agent_source
+from relight.events.ids import DecisionId, EngineName, agent_source
 from relight.events.schema import Snapshot
 
 log = logging.getLogger(__name__)
@@ -47,8 +52,18 @@ FLUSH_S = 2.0
 """For the last facts of an agent that is told to end."""
 
 
-async def serve(node_file: NodeFile, *, bus_url: str, stop_engines: bool = False) -> None:
+async def serve(
+    node_file: NodeFile,
+    *,
+    bus_url: str,
+    stop_engines: bool = False,
+    hurry: Hurry | None = None,
+    devices: Devices | None = None,
+) -> None:
     """Run the agent until it is cancelled; engines live on, or are stopped if `stop_engines`.
+
+    `hurry` matters once it is cancelled. `devices`: who knows this machine's; none for NVML, where there is
+    one.
 
     Raises UsageError (state directory held or unusable), BusUnavailable (a first start, and the bus was
     never reached), Fenced (another agent speaks as this node).
@@ -59,7 +74,7 @@ async def serve(node_file: NodeFile, *, bus_url: str, stop_engines: bool = False
         launch.raise_file_limit()
         pidfd.become_subreaper()
         async with open_bus(bus_url, reached=first) as bus, vllm.session() as http:
-            agent = Agent(node_file, store=store, bus=bus, http=http)
+            agent = Agent(node_file, store=store, bus=bus, http=http, devices=devices or nvml.found())
             log.info(
                 "agent is up job=%s node=%s state_dir=%s", node_file.job, node_file.node, store.directory
             )
@@ -67,6 +82,8 @@ async def serve(node_file: NodeFile, *, bus_url: str, stop_engines: bool = False
                 await agent.run()
             finally:
                 with anyio.CancelScope(shield=True):
+                    if hurry is not None:
+                        hurry.when_set(agent.hurry)
                     await agent.end(stop_engines=stop_engines)
     finally:
         store.close()
@@ -75,7 +92,15 @@ async def serve(node_file: NodeFile, *, bus_url: str, stop_engines: bool = False
 class Agent:
     """What `serve` runs."""
 
-    def __init__(self, file: NodeFile, *, store: Store, bus: Bus, http: aiohttp.ClientSession) -> None:
+    def __init__(
+        self,
+        file: NodeFile,
+        *,
+        store: Store,
+        bus: Bus,
+        http: aiohttp.ClientSession,
+        devices: Devices | None,
+    ) -> None:
         self._node = file.node
         self._store = store
         self._bus = bus
@@ -83,6 +108,10 @@ class Agent:
         self._source = agent_source(file.node)
         self._outbox = FileOutbox(store.directory, collapse=self._node_up, source=self._source)
         self._publisher = Publisher(self._job, self._outbox, source=self._source, boot=store.boot)
+        self._slots: dict[EngineName, Slot] = {}
+        holdings = Holdings(self._slots, store)
+        slots = [engine.name for engine in file.engines if engine.launcher == "delegated"]
+        self._desk = Desk(store.directory, job=file.job, node=file.node, slots=slots) if slots else None
         shared = Shared(
             job=file.job,
             node=file.node,
@@ -91,9 +120,11 @@ class Agent:
             http=http,
             clock=bus.clock,
             say=self._publisher.say,
-            ports=self._ports,
+            ports=holdings.ports,
+            memory=Memory(devices, kin=holdings.pids),
+            delegated=ByApplication(self._desk, owner_of=holdings.owner_of) if self._desk else None,
         )
-        self._slots = {engine.name: Slot(engine, shared) for engine in file.engines}
+        self._slots.update((engine.name, Slot(engine, shared)) for engine in file.engines)
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -105,9 +136,16 @@ class Agent:
                     tasks.start_soon(slot.run)
                 tasks.start_soon(self._publish)
                 tasks.start_soon(self._pulse)
+                if self._desk is not None:
+                    tasks.start_soon(self._desk.run)
                 await self._follow()
         except* RelightError as group:
             raise leaves(group)[0] from None
+
+    def hurry(self) -> None:
+        """Give no engine that is being stopped any more time."""
+        for slot in self._slots.values():
+            slot.owned.hurry()
 
     async def end(self, *, stop_engines: bool) -> None:
         """Let go of the engines, or stop them, and say the last facts."""
@@ -126,6 +164,8 @@ class Agent:
         finally:
             for slot in self._slots.values():
                 slot.close()
+            if self._desk is not None:
+                self._desk.close()
             self._outbox.close()
 
     async def _stop_all(self) -> None:
@@ -202,7 +242,7 @@ class Agent:
             log.info("not enrolled: the bus is away; the orchestrator repeats it")
 
     def _decided(self, decision: AnyDecision) -> None:
-        if decision.dry_run:
+        if decision.dry_run and not isinstance(decision, ReportRequested):  # a report changes nothing
             return
         if decision.epoch < self._store.known.max_epoch:
             log.warning("an older epoch is not obeyed id=%s type=%s", decision.id, type(decision).__name__)
@@ -242,8 +282,3 @@ class Agent:
             engines=tuple(slot.report for slot in self._slots.values()),
             answers=answers,
         )
-
-    def _ports(self) -> set[int]:
-        """Ports in use by our engines, and those that rest."""
-        used = {slot.owned.record.port for slot in self._slots.values() if slot.owned.record.port is not None}
-        return used | self._store.resting()

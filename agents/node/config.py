@@ -36,8 +36,9 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     name: EngineName
     kind: Literal["vllm"] = "vllm"
     """The HTTP API that it speaks."""
-    command: tuple[str, ...]
-    """Argument list; `{port}`, `{weights}` and `{incarnation}` are filled in, in `env` too."""
+    command: tuple[str, ...] = ()
+    """Argument list; `{port}`, `{weights}` and `{incarnation}` are filled in, in `env` too. An application
+    that starts the engine gets it too, and may do without."""
     env: dict[str, str] = {}
     """Laid over the inherited environment."""
     launcher: Literal["process", "delegated"] = "process"
@@ -50,6 +51,9 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Directory of the base model; required where the command has `{weights}`."""
     cache_dir: str | None = None
     """Directory for compilation caches that outlive an incarnation."""
+    evidence: tuple[str, ...] = ()
+    """Command that looks at a hung engine before it is killed, for at most 10 s; its output is kept beside
+    the log. `{pid}` is its core's process, `{pids}` all of its processes, by commas."""
     after_start: tuple[Call, ...] = ()
     """Calls made once it is up, before it is paused."""
     kv: Literal["reset", "keep", "recompute"] = "reset"
@@ -145,20 +149,15 @@ def _check_name(name: Callable[[str], str], text: str, at: str) -> None:
 
 
 def _check_engine(engine: Engine, at: str) -> None:
-    if engine.launcher == "delegated":
-        raise UsageError(f"{at}launcher 'delegated' is not supported yet; use 'process'")
     if "cold" not in engine.how:
         raise UsageError(f"{at}how {list(engine.how)} is not supported yet without 'cold'")
-    if not engine.command:
-        raise UsageError(f"{at}command is empty")
-    program = engine.command[0]
-    if shutil.which(program, path=engine.env.get("PATH")) is None:
-        raise UsageError(f"{at}command[0] {program!r} is no program that can be run")
     words = (*engine.command, *engine.env.values())
-    if engine.port is None and not any("{port}" in word for word in words):
-        raise UsageError(f"{at}command {list(engine.command)} has no {{port}}, and no `port` is given")
+    if engine.launcher == "process":
+        _check_command(engine, words, at)
     if engine.port is not None and not 0 < engine.port < 65_536:
         raise UsageError(f"{at}port {engine.port} is no port")
+    if engine.evidence and shutil.which(engine.evidence[0]) is None:
+        raise UsageError(f"{at}evidence[0] {engine.evidence[0]!r} is no program that can be run")
     if engine.model is None and any("{weights}" in word for word in words):
         raise UsageError(f"{at}command has {{weights}} but there is no `model`, the base model's folder")
     for key, value in (("stall_s", engine.stall_s), ("grace_s", engine.grace_s), ("start_s", engine.start_s)):
@@ -172,6 +171,16 @@ def _check_engine(engine: Engine, at: str) -> None:
         )
 
 
+def _check_command(engine: Engine, words: Sequence[str], at: str) -> None:
+    if not engine.command:
+        raise UsageError(f"{at}command is empty, and launcher is 'process'")
+    program = engine.command[0]
+    if shutil.which(program, path=engine.env.get("PATH")) is None:
+        raise UsageError(f"{at}command[0] {program!r} is no program that can be run")
+    if engine.port is None and not any("{port}" in word for word in words):
+        raise UsageError(f"{at}command {list(engine.command)} has no {{port}}, and no `port` is given")
+
+
 def _check_model(engine: Engine, at: str) -> None:
     if engine.model is not None and not (engine.model and Path(engine.model).is_dir()):
         raise UsageError(f"{at}model {engine.model!r} is no folder")
@@ -182,10 +191,20 @@ def _check_model(engine: Engine, at: str) -> None:
         raise UsageError(f"{at}command: {flag} {named!r} is no folder")
 
 
+def device(engine: Engine) -> str | None:
+    """The device or devices that the engine's own `env` gives it; None where it names none."""
+    return next((engine.env[name] for name in DEVICES if engine.env.get(name)), None)
+
+
 def base_model(engine: Engine) -> Path | None:
     """The folder of the weights that the engine starts on without others; None where it is no folder."""
     named = engine.model or _named_model(engine.command)[1]
     return Path(named) if named and Path(named).is_dir() else None
+
+
+def takes_weights(engine: Engine) -> bool:
+    """Whether the engine is started on the weights that the decision names."""
+    return engine.launcher == "delegated" or any("{weights}" in word for word in engine.command)
 
 
 def starts_empty(engine: Engine) -> bool:

@@ -29,22 +29,26 @@ def environment(
     inherited: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
     """What one incarnation is started with; `words` are what `{…}` stands for in the engine's `env`."""
-    kept = {
-        name: value
-        for name, value in inherited.items()
-        if name not in _DENIED and not _DENIED_SHAPE.fullmatch(name)
-    }
     caches = {"VLLM_CACHE_ROOT": engine.cache_dir} if engine.cache_dir else {}
     return {
         "PYTHONUNBUFFERED": "1",
         "VLLM_SERVER_DEV_MODE": "1",  # without it vLLM has no route for pause, labels and reloads
-        **kept,
+        **cleaned(inherited),
         **caches,
         **{name: filled(value, words) for name, value in engine.env.items()},
         "TMPDIR": tmpdir,
         "VLLM_RPC_BASE_PATH": tmpdir,
         "VLLM_PROCESS_NAME_PREFIX": tag,
         TAG: tag,
+    }
+
+
+def cleaned(inherited: Mapping[str, str]) -> dict[str, str]:
+    """`inherited` less what would mislead an engine."""
+    return {
+        name: value
+        for name, value in inherited.items()
+        if name not in _DENIED and not _DENIED_SHAPE.fullmatch(name)
     }
 
 

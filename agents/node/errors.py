@@ -1,5 +1,8 @@
 """What operations on engines raise; a slot turns each into the fact that says so."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
 from relight.events.errors import RelightError
 
 
@@ -20,3 +23,12 @@ class NotProven(RelightError):
         super().__init__(f"{cause}: {detail}")
         self.cause = cause
         self.detail = detail
+
+
+@contextmanager
+def unproven() -> Generator[None]:
+    """Where this machine has no descriptor or no disk left, a proof stays open and is asked for again."""
+    try:
+        yield
+    except OSError as error:
+        raise NotProven("resources", str(error)) from error

@@ -24,7 +24,7 @@ from relight.events.values import Process, Proof
 def marks_of(owned: Owned, incarnation: int, processes: Iterable[Process]) -> Marks:
     """The marks of an incarnation, made again from its number and those of its processes that live."""
     tag = owned.tag(incarnation)
-    plain = Marks(tag, str(launch.folder_of(tag)), None)
+    plain = Marks(tag, str(marks.folder_of(tag)), None)
     for process in processes:
         stat = proc.read_stat(process.pid)
         if stat is not None and stat.process == process and marks.bears(process, plain):
@@ -51,7 +51,7 @@ async def prove_gone(owned: Owned, incarnation: int, named: Iterable[Process], *
             tree.marks.tmpdir,
             frozenset(shm.mapped_by(living, since_ns=0)),
         )
-        proof = await stop.prove_gone(remains, grace_s=0, within_s=within_s)
+        proof = await stop.prove_gone(remains, within_s=within_s)
     finally:
         tree.close()
     return Proof(

@@ -15,8 +15,9 @@ from relight.agents.node.tree import Exit
 from relight.events.bus.clock import monotonic_ms
 from relight.events.values import Cause
 
-SETTLE_S = 0.005
-"""Longest wait for the others."""
+SETTLE_S = 0.025
+"""Longest wait for the others: a killed process closes its files, which its worker notices, and then frees
+its memory, before it is seen to have ended."""
 ENDING_S = 1.0
 """Longest wait for the end of a process that is on its way out: it may hang there, in a driver."""
 BLAME = ("core", "worker", "leader", "other")

@@ -8,7 +8,6 @@ import resource
 import shutil
 import signal
 import stat
-import tempfile
 import time
 from pathlib import Path
 
@@ -16,13 +15,12 @@ from relight.agents.node import environ, ports, proc, sockets
 from relight.agents.node.config import base_model
 from relight.agents.node.errors import StartFailure
 from relight.agents.node.logs import Pump
+from relight.agents.node.marks import folder_of
 from relight.agents.node.owned import Owned
 from relight.events.decisions import StartEngine
 from relight.events.values import Process
 
 EVERY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 -- read from the kernel, never listened on
-SOCKET_PATH = 60
-"""Longest TMPDIR: vLLM puts sockets of 36 characters there, and their paths end at 108 bytes."""
 
 
 def raise_file_limit() -> None:
@@ -56,11 +54,14 @@ def prepare(owned: Owned, order: StartEngine) -> None:
         leader=None,
         members=(),
         segments=(),
+        devices=(),
         began_ns=time.time_ns(),
         seconds=0.0,
         started_on=None,
         version=None,
         digest=None,
+        uri=None,
+        asked=None,
         start=order,
         stop=None,
         load=None,
@@ -69,16 +70,6 @@ def prepare(owned: Owned, order: StartEngine) -> None:
     )
     if owned.config.port is not None and not ports.bindable(port):
         raise StartFailure("EADDRINUSE", f"port {port} is held by {holder(port)}")
-
-
-def folder_of(tag: str) -> Path:
-    """The TMPDIR of the incarnation with this tag: short, since sockets lie in it."""
-    import hashlib
-
-    base = tempfile.gettempdir()
-    if len(base) > SOCKET_PATH - 25:
-        base = "/tmp"  # noqa: S108
-    return Path(base) / f"relight-{hashlib.sha256(tag.encode()).hexdigest()[:14]}"
 
 
 def holder(port: int) -> str:
@@ -100,15 +91,20 @@ def local_url(host: str, port: int | None) -> str:
     return url("127.0.0.1" if host in EVERY_ADDRESS else host, port)
 
 
+def words_of(owned: Owned, weights: Path | None) -> dict[str, str]:
+    """What the placeholders of the node file stand for in the prepared incarnation."""
+    where = weights or base_model(owned.config)
+    return {
+        "port": str(owned.record.port),
+        "incarnation": str(owned.record.incarnation),
+        **({"weights": str(where)} if where else {}),
+    }
+
+
 def run(owned: Owned, weights: Path | None) -> Process:
     """Run the command that was prepared; its first process. Raises StartFailure."""
     record, config = owned.record, owned.config
-    where = weights or base_model(config)
-    words = {
-        "port": str(record.port),
-        "incarnation": str(record.incarnation),
-        **({"weights": str(where)} if where else {}),
-    }
+    words = words_of(owned, weights)
     environment = environ.environment(config, tag=record.tag, tmpdir=record.tmpdir, words=words)
     command = [environ.filled(word, words) for word in config.command]
     program = shutil.which(command[0], path=environment.get("PATH"))
@@ -117,7 +113,7 @@ def run(owned: Owned, weights: Path | None) -> Process:
     if owned.pump is not None:
         owned.pump.close()
     try:
-        _make_folder(Path(record.tmpdir))
+        make_folder(Path(record.tmpdir))
         owned.pump = Pump(owned.log_path)
     except OSError as error:
         raise StartFailure("resources", str(error)) from error
@@ -144,7 +140,7 @@ def run(owned: Owned, weights: Path | None) -> Process:
     return child.process
 
 
-def _make_folder(path: Path) -> None:
+def make_folder(path: Path) -> None:
     """An empty folder of our own; what a crashed start of the same incarnation left is removed."""
     try:
         path.mkdir(mode=0o700)

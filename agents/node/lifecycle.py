@@ -9,8 +9,9 @@ import logging
 import anyio
 import msgspec
 
-from relight.agents.node import foundlings, stall, start, stop
-from relight.agents.node.errors import NotProven, StartFailure
+from relight.agents.node import evidence, foundlings, launcher, stall, start, stop
+from relight.agents.node.config import device
+from relight.agents.node.errors import NotProven, StartFailure, unproven
 from relight.agents.node.owned import Owned
 from relight.events.decisions import StartEngine, StopEngine
 from relight.events.facts import EngineDead, EngineStopped, StartFailed, StopFailed
@@ -18,6 +19,10 @@ from relight.events.values import Cause, Proof
 
 log = logging.getLogger(__name__)
 
+LEAST_S = 5.0
+"""For a stop whose deadline has passed: it is tried all the same."""
+MAY_BE_ITS_DEVICE = ("canary", "deadline", "device-busy", "exit", "stalled")
+"""Causes of a failed start that a broken device brings about; a taken port or absent weights is none."""
 PROOF_S = 30.0
 """For a proof that no decision bounds: after a failed start, at an adoption, at the agent's end."""
 
@@ -29,7 +34,8 @@ async def begin(owned: Owned, order: StartEngine) -> None:
         _begun_before(owned, order)
         return
     try:
-        begun = await _clear(owned, order.incarnation)
+        with unproven():
+            begun = await _clear(owned, order.incarnation)
     except NotProven as error:
         text = f"incarnation {record.incarnation} is not gone: {error}"
         owned.shared.say(_start_failed(order, StartFailure("predecessor", text), Proof()))
@@ -63,6 +69,7 @@ async def _clear(owned: Owned, incarnation: int) -> Proof | None:
     if owned.record.phase != "absent":
         await stop.prove_present_gone(owned, grace_s=0, within_s=PROOF_S)
         owned.save(phase="absent")
+    await launcher.of(owned).withdraw(owned, within_s=PROOF_S)
     begun: Proof | None = None
     for found in sorted(owned.family()):
         if found <= incarnation:
@@ -78,15 +85,25 @@ async def failed(owned: Owned, error: StartFailure, order: StartEngine) -> None:
         "start failed engine=%s.%d log=%s error=%s", owned.name, order.incarnation, owned.log_path, error
     )
     try:
-        proof = await stop.prove_present_gone(owned, grace_s=0, within_s=PROOF_S)
+        with unproven():
+            proof = await stop.prove_present_gone(owned, grace_s=0, within_s=PROOF_S)
     except NotProven as left:
         detail = f"{error.detail}; and what its start left is not gone: {left.detail}"
         owned.shared.say(
-            EngineDead(engine=owned.name, incarnation=order.incarnation, cause=Cause.START, detail=detail)
+            EngineDead(
+                engine=owned.name,
+                incarnation=order.incarnation,
+                cause=Cause.START,
+                detail=detail,
+                device=device(owned.config),
+            )
         )
         owned.save(phase="up", dead=True)
         return
-    _ended(owned, _start_failed(order, error, proof))
+    fact = _start_failed(order, error, proof)
+    if error.cause in MAY_BE_ITS_DEVICE:
+        fact = msgspec.structs.replace(fact, device=device(owned.config))
+    _ended(owned, fact)
 
 
 def _start_failed(order: StartEngine, error: StartFailure, proof: Proof) -> StartFailed:
@@ -120,13 +137,16 @@ async def end_present(owned: Owned) -> None:
     """Stop the recorded incarnation; the order is in the record, where there is one."""
     well, order = owned.up, owned.record.stop
     owned.note(phase="stopping")
-    within_s = owned.seconds_until(order.deadline, at_least=5.0) if order else PROOF_S
-    if order is not None and order.drain_s > 0 and well and not owned.record.paused:
+    within_s = owned.seconds_until(order.deadline, at_least=LEAST_S) if order else PROOF_S
+    drains = well and not owned.record.paused and not owned.hurried
+    if order is not None and order.drain_s > 0 and drains:
         with anyio.move_on_after(order.drain_s) as owned.drain:
             await stall.drained(owned)
-    grace_s = min(owned.config.grace_s, within_s / 2) if well else 0.0
+    await evidence.gathered(owned)
+    grace_s = min(owned.config.grace_s, within_s / 2) if well and not owned.hurried else 0.0
     try:
-        proof = await stop.prove_present_gone(owned, grace_s=grace_s, within_s=within_s)
+        with unproven():
+            proof = await stop.prove_present_gone(owned, grace_s=grace_s, within_s=within_s)
     except NotProven as error:
         _not_stopped(owned, error, owned.record.stop)
         return
@@ -137,11 +157,14 @@ async def end_present(owned: Owned) -> None:
 async def _end_another(owned: Owned, order: StopEngine) -> None:
     """An incarnation that this record does not speak of: of a lost disk, or left behind long ago."""
     try:
+        await launcher.of(owned).withdraw(
+            owned, within_s=owned.seconds_until(order.deadline, at_least=LEAST_S)
+        )
         proof = await foundlings.prove_gone(
             owned,
             order.incarnation,
             order.processes,
-            within_s=owned.seconds_until(order.deadline, at_least=5.0),
+            within_s=owned.seconds_until(order.deadline, at_least=LEAST_S),
         )
     except NotProven as error:
         _not_stopped(owned, error, order)
@@ -182,4 +205,5 @@ def _not_stopped(owned: Owned, error: NotProven, order: StopEngine | None) -> No
 def _ended(owned: Owned, fact: EngineStopped | StartFailed, *, then: str = "restart") -> None:
     owned.shared.say(fact)
     owned.save(phase="absent", dead=False, ended=fact, then=then, load=None)
+    launcher.of(owned).ended(owned, fact.incarnation, fact.detail if isinstance(fact, StartFailed) else "")
     log.info("gone engine=%s.%d proof_ms=%.1f", owned.name, fact.incarnation, fact.proof.took_ms)

@@ -1,11 +1,9 @@
 """An engine's output: where it lies, the process that writes it, and its last lines."""
 
-import asyncio
 import os
-import sys
 from pathlib import Path
 
-import anyio
+from relight.agents.node.helper import Helper
 
 LIMIT_BYTES = 32 << 20
 """Each of the two files of one incarnation: hours of vLLM's ordinary output."""
@@ -17,32 +15,19 @@ _PROGRAM = Path(__file__).with_name("pump.py")
 
 
 class Pump:
-    """A pump that was started here; it is reaped when it ends, and lives on when it is closed."""
+    """A pump that was started here; it lives on when it is closed."""
 
     def __init__(self, path: Path) -> None:
         """Start it into `path`."""
         path.parent.mkdir(parents=True, exist_ok=True)
         reading, self.writing = os.pipe2(os.O_CLOEXEC)
         try:
-            self._pid = os.posix_spawn(
-                sys.executable,
-                [sys.executable, "-I", "-S", str(_PROGRAM), str(path), str(LIMIT_BYTES)],
-                {},
-                file_actions=[
-                    (os.POSIX_SPAWN_DUP2, reading, 0),
-                    (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
-                    (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
-                ],
-                setsid=True,
-            )
+            self._helper = Helper(_PROGRAM, [str(path), str(LIMIT_BYTES)], env={}, stdin=reading)
         except OSError:
             self.handed_over()
             raise
         finally:
             os.close(reading)
-        self._fd = os.pidfd_open(self._pid)
-        self._ended = anyio.Event()
-        asyncio.get_running_loop().add_reader(self._fd, self._reap)
 
     def handed_over(self) -> None:
         """The engine has its copy of the pipe's end; without ours the pump ends with the engine."""
@@ -52,20 +37,12 @@ class Pump:
 
     async def ended(self) -> None:
         """Return when everything is written. The caller gives the deadline."""
-        await self._ended.wait()
+        await self._helper.ended()
 
     def close(self) -> None:
         """Let go of it."""
         self.handed_over()
-        if self._fd >= 0:
-            asyncio.get_running_loop().remove_reader(self._fd)
-            os.close(self._fd)
-            self._fd = -1
-
-    def _reap(self) -> None:
-        os.waitid(os.P_PIDFD, self._fd, os.WEXITED | os.WNOHANG)
-        self.close()
-        self._ended.set()
+        self._helper.close()
 
 
 def last_lines(path: Path, count: int) -> list[str]:

@@ -8,6 +8,7 @@ beside its log pumps and its other engines. The tag is known before the command 
 import hashlib
 import os
 import re
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -23,10 +24,10 @@ VITAL: tuple[Role, ...] = ("leader", "core", "worker")
 """The end of one of these is the engine's death."""
 
 
+SOCKET_PATH = 60
+"""Longest TMPDIR: vLLM puts sockets of 36 characters there, and their paths end at 108 bytes."""
 SETTLED_S = 60.0
 """A process this old has long run the program that it was forked for."""
-_strangers: set[Process] = set()
-"""Settled processes that wear no mark of any agent: they cannot come to wear one, so each is read once."""
 
 
 class Marks(NamedTuple):
@@ -44,6 +45,19 @@ class Found(NamedTuple):
     dead: bool
 
 
+class Worn(NamedTuple):
+    """What one process shows of any agent's marks; empty for a stranger."""
+
+    title: str
+    words: frozenset[bytes]
+    """The strings of its environment that may be a mark."""
+
+
+_settled: dict[Process, Worn] = {}
+"""Of settled processes: they cannot come to wear another mark, so each is read once. A node has thousands."""
+_TAGGED = f"{TAG}=".encode()
+
+
 def slot_id(job: JobName, *, state_dir: Path) -> str:
     """What tells this agent's engines from those of every other state directory on the host."""
     return hashlib.sha256(f"{job}\0{state_dir.resolve()}".encode()).hexdigest()[:10]
@@ -54,22 +68,30 @@ def tag_of(slot: str, engine: EngineName, incarnation: int) -> str:
     return f"relight.{slot}.{engine}.{incarnation}"
 
 
+def folder_of(tag: str) -> Path:
+    """The TMPDIR of the incarnation with this tag: short, since sockets lie in it."""
+    base = tempfile.gettempdir()
+    if len(base) > SOCKET_PATH - 25:
+        base = "/tmp"  # noqa: S108
+    return Path(base) / f"relight-{hashlib.sha256(tag.encode()).hexdigest()[:14]}"
+
+
 def family(slot: str, engine: EngineName) -> dict[int, list[Process]]:
     """Live processes that bear a tag of any incarnation of the engine, by incarnation."""
-    pattern = re.compile(re.escape(f"relight.{slot}.{engine}.") + r"(\d+)(?:::|$)")
+    tag = re.escape(f"relight.{slot}.{engine}.") + r"(\d+)"
     found: dict[int, list[Process]] = {}
-    for stat in _candidates(proc.all_stats()):
-        texts = [proc.command_line(stat.pid), *(word.decode(errors="replace") for word in _tags(stat.pid))]
-        for text in texts:
-            if match := pattern.search(text):
-                found.setdefault(int(match[1]), []).append(stat.process)
-                break
+    stats = proc.all_stats()
+    for stat, worn in _marked(stats, stats.values()):
+        words = (word.decode(errors="replace") for word in worn.words)
+        told = re.search(f"{tag}::", worn.title)
+        tagged = next(filter(None, (re.fullmatch(f"{TAG}={tag}", word) for word in words)), None)
+        if tagged is None and told is not None:
+            whole = told[0].removesuffix("::")
+            if _entitled(worn.title, whole) or _wears(worn.words, Marks(whole, str(folder_of(whole)), None)):
+                tagged = told
+        if tagged is not None:
+            found.setdefault(int(tagged[1]), []).append(stat.process)
     return found
-
-
-def _tags(pid: int) -> Iterable[bytes]:
-    prefix = f"{TAG}=".encode()
-    return (word for word in proc.environment(pid) if word.startswith(prefix))
 
 
 def search(marks: Marks, known: Iterable[Process]) -> list[Found]:
@@ -78,11 +100,10 @@ def search(marks: Marks, known: Iterable[Process]) -> list[Found]:
     mine = {process.pid for process in known if _is(stats, process)}
     since = marks.leader.start if marks.leader else 0
     titles: dict[int, str] = {}
-    for stat in _candidates(stats):
-        if stat.pid in mine or stat.start < since:
-            continue
-        titles[stat.pid] = proc.command_line(stat.pid)
-        if _entitled(titles[stat.pid], marks) or _wears(stat.pid, marks):
+    fresh = [stat for stat in stats.values() if stat.start >= since and stat.pid not in mine]
+    for stat, worn in _marked(stats, fresh):
+        titles[stat.pid] = worn.title
+        if _entitled(worn.title, marks.tag) or _wears(worn.words, marks):
             mine.add(stat.pid)
     _add_session(mine, stats, marks)
     _add_descendants(mine, stats)
@@ -92,35 +113,37 @@ def search(marks: Marks, known: Iterable[Process]) -> list[Found]:
     ]
 
 
-def _candidates(stats: dict[int, Stat]) -> Iterable[Stat]:
-    """Live processes that may wear a mark: neither we, nor ours above, nor known strangers."""
-    _strangers.intersection_update([stat.process for stat in stats.values()])
+def _marked(stats: dict[int, Stat], among: Iterable[Stat]) -> Iterable[tuple[Stat, Worn]]:
+    """Live processes that may wear a mark, with those they wear; neither we nor ours above."""
+    for gone in _settled.keys() - {stat.process for stat in stats.values()}:
+        del _settled[gone]
     ours = proc.ancestors(os.getpid())
     settled = proc.ticks_now() - SETTLED_S * proc.TICKS_A_SECOND
-    for stat in stats.values():
-        if stat.dead or stat.pid in ours or stat.process in _strangers:
+    for stat in among:
+        if stat.dead or stat.pid in ours:
             continue
-        if stat.start < settled and not _wears_any(stat.pid):
-            _strangers.add(stat.process)
-            continue
-        yield stat
+        worn = _settled.get(stat.process) or worn_by(stat.pid)
+        if stat.start < settled:
+            _settled[stat.process] = worn
+        yield stat, worn
 
 
-def _wears_any(pid: int) -> bool:
-    """Whether the process shows a mark of any agent's engine."""
-    return "relight." in proc.command_line(pid) or any(
-        word.startswith(f"{TAG}=".encode()) or b"/relight-" in word for word in proc.environment(pid)
-    )
+def worn_by(pid: int) -> Worn:
+    """The marks that the process shows now."""
+    title = proc.command_line(pid)
+    words = (word for word in proc.environment(pid) if word.startswith((_TAGGED, b"TMPDIR=")))
+    return Worn(title if "relight." in title else "", frozenset(words))
 
 
 def bears(process: Process, marks: Marks) -> bool:
     """Whether this very process shows the tag or the TMPDIR."""
-    return _entitled(proc.command_line(process.pid), marks) or _wears(process.pid, marks)
+    worn = worn_by(process.pid)
+    return _entitled(worn.title, marks.tag) or _wears(worn.words, marks)
 
 
-def _entitled(title: str, marks: Marks) -> bool:
-    """Titles are `PREFIX::EngineCore`; a command line that only speaks of the tag is another's."""
-    return f"{marks.tag}::" in title
+def _entitled(title: str, tag: str) -> bool:
+    """Titles begin `PREFIX::`; a command line that only speaks of one (a search for it) is another's."""
+    return title.startswith(f"{tag}::")
 
 
 def _is(stats: dict[int, Stat], process: Process) -> bool:
@@ -128,10 +151,8 @@ def _is(stats: dict[int, Stat], process: Process) -> bool:
     return stat is not None and stat.start == process.start
 
 
-def _wears(pid: int, marks: Marks) -> bool:
-    return not proc.environment(pid).isdisjoint(
-        (f"{TAG}={marks.tag}".encode(), f"TMPDIR={marks.tmpdir}".encode())
-    )
+def _wears(words: frozenset[bytes], marks: Marks) -> bool:
+    return not words.isdisjoint((f"{TAG}={marks.tag}".encode(), f"TMPDIR={marks.tmpdir}".encode()))
 
 
 def _add_session(mine: set[int], stats: dict[int, Stat], marks: Marks) -> None:
@@ -153,9 +174,11 @@ def _add_descendants(mine: set[int], stats: dict[int, Stat]) -> None:
 def _role(pid: int, marks: Marks, titles: dict[int, str]) -> Role:
     if marks.leader is not None and pid == marks.leader.pid:
         return "leader"
-    title = titles.get(pid)
-    if title is None:
-        title = proc.command_line(pid)
+    return role_of(titles.get(pid) or proc.command_line(pid))
+
+
+def role_of(title: str) -> Role:
+    """What vLLM calls a process with this title."""
     if "::EngineCore" in title:
         return "core"
     return "worker" if "::Worker" in title else "other"

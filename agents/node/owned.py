@@ -3,18 +3,21 @@
 The operations (`start`, `stop`, `weights`, `probe`) work on this; `slot` decides which one runs.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiohttp
 import anyio
 import msgspec
 
 from relight.agents.adapters.vllm import Client
-from relight.agents.node import marks, proc, shm
+from relight.agents.node import canary, marks, proc, shm
 from relight.agents.node.config import Engine
+from relight.agents.node.devices import Memory
+from relight.agents.node.helper import Helper
 from relight.agents.node.logs import Pump
 from relight.agents.node.marks import Marks
 from relight.agents.node.record import Member, Record, Store
@@ -22,13 +25,18 @@ from relight.agents.node.tree import Exit, Tree
 from relight.events.bus.clock import BusClock
 from relight.events.facts import Fact
 from relight.events.ids import EngineName, JobName, NodeName
-from relight.events.values import EngineReport, Process
+from relight.events.values import Canary, EngineReport, Process
+
+if TYPE_CHECKING:
+    from relight.agents.node.launcher import Launcher
 
 log = logging.getLogger(__name__)
 
 
 DEATH_S = 1.0
 """Longest wait for a death to be told that is seen to come."""
+SOON_S = 0.005
+"""For a fact to be on its way to the bus, before a disk is waited for."""
 UNKNOWN_S = 30.0
 """For what an earlier life of the agent began, when no bus tells how much time is left."""
 
@@ -46,6 +54,10 @@ class Shared(NamedTuple):
     say: Callable[[Fact], None]
     ports: "Callable[[], set[int]]"
     """Ports that no new incarnation may take."""
+    memory: Memory
+    """Of the node's devices."""
+    delegated: "Launcher | None"
+    """Who starts engines that the agent does not start itself; none where there are no such engines."""
 
 
 class Owned:
@@ -59,11 +71,22 @@ class Owned:
         """Processes that bear our tag and of which no record tells, by incarnation."""
         self.tree: Tree | None = None
         self.pump: Pump | None = None
+        self.evidence: Helper | None = None
+        """The command that looks at it while it hangs."""
         self.drain = anyio.CancelScope()
         """Cancelled to end the wait for running requests."""
+        self.grace = anyio.CancelScope()
+        """Cancelled to end the wait between SIGTERM and SIGKILL."""
+        self.hurried = False
+        self.stage = ""
+        """What its start waits for, for people."""
         self.oom_kills: int | None = None
-        """Kills for lack of memory on this machine, at the last look around."""
+        """Kills for lack of memory on this machine, at the look before the last one: a process that is killed
+        for it is counted some time before it has ended."""
+        self._oom_kills_last: int | None = None
         self._on_exit = on_exit
+        self._canary = anyio.Lock()
+        self._saving: asyncio.TimerHandle | None = None
 
     @property
     def name(self) -> EngineName:
@@ -73,6 +96,11 @@ class Owned:
     def up(self) -> bool:
         """It was started and nobody has told its end or asked for it."""
         return self.record.phase == "up" and not self.record.dead
+
+    @property
+    def living(self) -> tuple[Process, ...]:
+        """Its processes that live, as far as they are held."""
+        return self.tree.living if self.tree else ()
 
     @property
     def ending(self) -> bool:
@@ -85,14 +113,28 @@ class Owned:
         assert self.record.local is not None
         return Client(self.shared.http, self.record.local)
 
+    async def canary(self, *, within_s: float) -> Canary:
+        """The canary's generation: one at a time, so that they never pile up in an engine that is ill."""
+        async with self._canary:
+            return await self.client.canary(canary.PROMPT, within_s=within_s)
+
     @property
     def log_path(self) -> Path:
         return self.shared.store.log(self.name, self.record.incarnation)
 
     def save(self, **changes: Any) -> None:
         """Change the record, on disk when this returns."""
+        if self._saving is not None:
+            self._saving.cancel()
+            self._saving = None
         self.record = msgspec.structs.replace(self.record, **changes)
         self.shared.store.save(self.record)
+
+    def save_soon(self, **changes: Any) -> None:
+        """Change the record, on disk once what was said with it has gone out: a disk may be slow."""
+        self.note(**changes)
+        if self._saving is None:
+            self._saving = asyncio.get_running_loop().call_later(SOON_S, self.save)
 
     def note(self, **changes: Any) -> None:
         """Change the record in memory; the next `save` takes it along."""
@@ -119,16 +161,28 @@ class Owned:
 
     def look_around(self) -> None:
         """Hold processes and note shared memory that came since the last look."""
-        self.oom_kills = proc.oom_kills()
+        self.oom_kills, self._oom_kills_last = self._oom_kills_last, proc.oom_kills()
+        if self.oom_kills is None:
+            self.oom_kills = self._oom_kills_last
         if self.tree is None:
             return
         self.tree.find()
-        segments = shm.mapped_by(self.tree.living, since_ns=self.record.began_ns)
+        try:
+            segments = shm.mapped_by(self.tree.living, since_ns=self.record.began_ns)
+        except OSError as error:
+            log.warning("shared memory could not be looked at engine=%s error=%s", self.name, error)
+            segments = set()
         known = tuple(sorted(segments.union(self.record.segments)))
         if known != self.record.segments or self.members() != self.record.members:
             self.note(segments=known, members=self.members())
             if self.up:
                 self.save()
+
+    def hurry(self) -> None:
+        """Stop it without drain and grace, from now on."""
+        self.hurried = True
+        self.drain.cancel()
+        self.grace.cancel()
 
     def let_go(self) -> None:
         """Stop watching; everything lives on."""
@@ -138,9 +192,14 @@ class Owned:
 
     def close(self) -> None:
         self.let_go()
+        if self._saving is not None:
+            self.save()
         if self.pump is not None:
             self.pump.close()
             self.pump = None
+        if self.evidence is not None:
+            self.evidence.close()
+            self.evidence = None
 
     def members(self) -> tuple[Member, ...]:
         """Every process that was ever known to belong to the incarnation."""
@@ -164,8 +223,7 @@ class Owned:
 
     def report(self) -> EngineReport:
         """What is seen of it now."""
-        record = self.record
-        living = self.tree.living if self.tree else ()
+        record, living = self.record, self.living
         if self.foundlings:
             incarnation = max(self.foundlings)
             return EngineReport(
@@ -190,6 +248,7 @@ class Owned:
                     address=record.address,
                     version=record.version if record.load is None else None,
                     processes=tuple(living),
+                    reloads=record.reloads,
                 )
             case "starting" | "stopping":
                 return EngineReport(

@@ -5,7 +5,6 @@ from typing import NamedTuple
 import anyio
 
 from relight.agents.adapters.vllm import Counters, EngineRefused, EngineUnreachable
-from relight.agents.node import canary
 from relight.agents.node.owned import Owned
 from relight.agents.node.verify import healthy
 from relight.events.bus.clock import monotonic_ms
@@ -41,7 +40,7 @@ async def probe(owned: Owned, order: ProbeEngine) -> Stalled | None:
         evidence = {"canary": False, "tokens": after.tokens - before.tokens, "running": after.running}
     except EngineRefused as error:
         return Stalled(f"probe: {error}", monotonic_ms() - began)
-    version = owned.record.version or await _label(owned) or BASE
+    version = await _label(owned) or owned.record.version or BASE  # a push moves the label alone
     owned.shared.say(healthy(owned, version, seen=seen, evidence=evidence, answers=order.id))
     return None
 
@@ -53,7 +52,7 @@ async def _look(owned: Owned) -> Canary | None:
         raise EngineRefused("GET /health: not 200: the server knows that its core is dead")
     if await client.is_paused(within_s=3600.0):
         return None
-    return await client.canary(canary.PROMPT, within_s=3600.0)
+    return await owned.canary(within_s=3600.0)
 
 
 async def _counters(owned: Owned) -> Counters | None:

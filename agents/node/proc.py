@@ -38,6 +38,10 @@ class Stat(NamedTuple):
     """Clock ticks since the host's boot."""
     flags: int
     """The kernel's PF_… bits."""
+    cpu_s: float
+    """That it and the children that it has reaped have computed."""
+    name: str
+    """Of its program, cut at 15 characters."""
     wait_status: int
     """As waitpid(2) gives it; of a zombie only, and where the kernel lets us read it."""
 
@@ -91,6 +95,8 @@ def read_stat(pid: int) -> Stat | None:
         threads=int(fields[17]),
         start=int(fields[19]),
         flags=int(fields[6]),
+        cpu_s=sum(map(int, fields[11:15])) / TICKS_A_SECOND,
+        name=line[line.index(b"(") + 1 : line.rindex(b")")].decode(errors="replace"),
         wait_status=int(fields[49]) if len(fields) > 49 else 0,
     )
 

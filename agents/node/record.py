@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, TypeVar
 import msgspec
 
 from relight.agents.node import proc
+from relight.agents.node.devices import Before
 from relight.agents.node.marks import Role
 from relight.agents.node.ports import QUARANTINE_S
 from relight.agents.node.shm import Segment
@@ -22,7 +23,7 @@ from relight.events.decisions import LoadWeights, StartEngine, StopEngine
 from relight.events.errors import Undecodable, UsageError
 from relight.events.facts import EngineStopped, StartFailed
 from relight.events.ids import BootId, EngineName
-from relight.events.values import Process
+from relight.events.values import Canary, Process
 from relight.events.version import Version
 
 T = TypeVar("T")
@@ -54,16 +55,30 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """As this agent reaches it."""
     host_boot: str = ""
     leader: Process | None = None
+    asked: Process | None = None
+    """The application that was asked to start it and has neither answered nor ended."""
     members: tuple[Member, ...] = ()
     segments: tuple[Segment, ...] = ()
+    devices: tuple[Before, ...] = ()
+    """The devices that it runs on, as they were before it."""
     began_ns: int = 0
     """Unix time at which it was started."""
     seconds: float = 0.0
     """That its start took."""
+    good_start_s: float | None = None
+    """Seconds that the engine's last good start took, of whatever incarnation."""
     started_on: Version | None = None
     version: Version | None = None
     """Of the weights that this agent loaded and labelled; none for those it started on."""
     digest: str | None = None
+    uri: str | None = None
+    """Of the snapshot that holds these weights; none for the base model and for weights that were pushed."""
+    reloads: bool | None = None
+    """Whether a reload of its weights leaves them as they are; none where that was not tried."""
+    canary: Canary | None = None
+    """The last one that was good, of whatever incarnation."""
+    canary_of: str | None = None
+    """The folder of the weights that it was made with; none where nobody knows one."""
     start: StartEngine | None = None
     stop: StopEngine | None = None
     load: LoadWeights | None = None

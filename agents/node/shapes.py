@@ -38,6 +38,11 @@ def keep_shapes(owned: Owned, manifest: Manifest) -> None:
         write(path, codec.to_json(shapes).encode())
 
 
+def forget_shapes(owned: Owned) -> None:
+    """The model is another one now."""
+    _file(owned).unlink(missing_ok=True)
+
+
 def misfit(owned: Owned, manifest: Manifest, folder: Path) -> str | None:
     """How the tensors of `manifest` differ from those that the engine knows; None where they do not."""
     known = _known(owned)

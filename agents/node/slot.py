@@ -2,7 +2,7 @@
 
 Invariant: one operation at a time; a StopEngine interrupts every other one, a death ends them. Commands are
 level-triggered: one that is done already is answered with its fact again, one for another incarnation than
-the present or the next changes nothing. An incarnation's death is told once.
+the present or the next changes nothing. An incarnation's death is told once, or twice where the agent dies too.
 """
 
 import logging
@@ -10,8 +10,8 @@ import logging
 import anyio
 
 from relight.agents.adapters.vllm import EngineRefused, EngineUnreachable
-from relight.agents.node import foundlings, lifecycle, verify, weights
-from relight.agents.node.config import Engine
+from relight.agents.node import evidence, foundlings, lifecycle, verify, weights
+from relight.agents.node.config import Engine, device
 from relight.agents.node.errors import StartFailure
 from relight.agents.node.inquest import Inquest, Verdict
 from relight.agents.node.logs import last_lines
@@ -235,11 +235,14 @@ class Slot:
                 signal=verdict.status.signal,
                 detail="\n".join((verdict.detail, *lines)),
                 detect_ms=detect_ms,
+                device=device(owned.config),
             )
         )
         log.warning(
             "dead engine=%s.%d cause=%s detail=%r",
             *(owned.name, owned.record.incarnation, verdict.cause.value, verdict.detail),
         )
-        owned.save(dead=True)
+        if verdict.cause is Cause.STALL:
+            owned.evidence = evidence.gather(owned)
+        owned.save_soon(dead=True)
         self._interrupt()

@@ -6,6 +6,7 @@ ill. While the engine is starting, stopping, loading or lent to a trainer's push
 
 import errno
 import logging
+import zlib
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
@@ -13,7 +14,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from relight.agents.adapters.vllm import EngineRefused, EngineUnreachable
-from relight.agents.node import canary
+from relight.agents.node import compiling
 from relight.agents.node.owned import Owned
 from relight.agents.node.vigil import Verdict, Vigil
 from relight.events.bus.clock import monotonic_ms
@@ -27,6 +28,8 @@ LOOK_EVERY = 30
 """Ticks between two searches for processes and shared memory that came after the start."""
 COUNTERS_EVERY = 5
 """Ticks between two readings of /metrics while the core answers; each tick when it does not."""
+STOOD_STILL = 3.0
+"""Ticks that one tick's sleep may last before nothing is concluded from what came before it."""
 METRICS_S = 2.0
 DRAIN_POLL_S = 0.05
 NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
@@ -40,11 +43,14 @@ class Watchman:
         """Monotonic time until which a trainer may pause it and load into it."""
         self._owned = owned
         self._tick_s = min(TICK_S, owned.config.stall_s / 5)
+        self._place = zlib.crc32(owned.name.encode()) / (1 << 32)
+        """Where in a tick, and in a round of `LOOK_EVERY` ticks, this engine has its turn: 0 to 1."""
         self._die = die
         self._excuses = 0
         self._vigil: Vigil | None = None
         self._asking: anyio.CancelScope | None = None
         self._incarnation = 0
+        self._compiling_since_s: float | None = None
         self._paused_answers = 0
 
     @contextmanager
@@ -60,13 +66,15 @@ class Watchman:
     async def run(self) -> None:
         """Watch for ever."""
         async with anyio.create_task_group() as tasks:
-            ticks, last = 0, _now()
+            await anyio.sleep(self._tick_s * self._place)  # engines of one node are looked at one by one
+            ticks = int(LOOK_EVERY * self._place)
             while True:
+                asleep = _now()
                 await anyio.sleep(self._tick_s)
-                ticks, before, last = ticks + 1, last, _now()
-                if last - before > 3 * TICK_S:
-                    self._vigil = None  # this process stood still, not the engine
-                if self._watched(last):
+                ticks, now = ticks + 1, _now()
+                if now - asleep > STOOD_STILL * self._tick_s:
+                    self._vigil = None  # this process stood still, and perhaps all others did
+                if self._watched(now):
                     await self._tick(tasks, ticks)
 
     def _watched(self, now: float) -> bool:
@@ -99,16 +107,29 @@ class Watchman:
             await self._count(vigil)
         if vigil is not self._vigil or not self._owned.up:
             return
-        if self._owned.record.paused:
+        if self._owned.record.paused or self._paused_answers:
             vigil.held(_now())
+        else:
+            vigil.released()
         match vigil.verdict(_now()):
             case Verdict.WELL:
+                self._compiling_since_s = None
+            case Verdict.STALLED if self._compiles():
                 return
             case Verdict.STALLED:
                 silent_s = _now() - vigil.alive
                 self._die(f"no answer from its core and no progress for {silent_s:.1f} s", silent_s * 1000.0)
             case Verdict.DOUBTFUL:
                 await self._try_out(vigil)
+
+    def _compiles(self) -> bool:
+        """Whether a compiler is at work below it, and not for too long."""
+        if self._owned.tree is None or not compiling.compiles(self._owned.tree):
+            return False
+        if self._compiling_since_s is None:
+            self._compiling_since_s = _now()
+            log.info("silent, and compiling engine=%s", self._owned.name)
+        return _now() - self._compiling_since_s < compiling.LONGEST_S
 
     async def _ask(self, vigil: Vigil, scope: anyio.CancelScope) -> None:
         owned = self._owned
@@ -143,14 +164,23 @@ class Watchman:
         vigil.told(_now(), counters)
 
     async def _try_out(self, vigil: Vigil) -> None:
-        stall_s = self._owned.config.stall_s
+        stall_s = vigil.window_s
         try:
-            await self._owned.client.canary(canary.PROMPT, within_s=stall_s)
+            if await self._asleep(stall_s):
+                vigil.held(_now())
+                return
+            await self._owned.canary(within_s=stall_s)
         except (EngineUnreachable, EngineRefused) as error:
             if vigil is self._vigil and self._owned.up and vigil.verdict(_now()) is not Verdict.WELL:
                 self._die(f"calls wait, no token comes, and the canary fails: {error}", stall_s * 1000.0)
         else:
             vigil.excuse(_now())
+
+    async def _asleep(self, within_s: float) -> bool:
+        try:
+            return await self._owned.client.is_sleeping(within_s=within_s)
+        except EngineRefused:  # no such route: it cannot sleep either
+            return False
 
 
 async def drained(owned: Owned) -> None:

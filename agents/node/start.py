@@ -11,10 +11,19 @@ import anyio
 
 from relight.agents import snapshot
 from relight.agents.adapters.vllm import EngineRefused, EngineUnreachable
-from relight.agents.node import canary, launch, ports, sockets, stop
-from relight.agents.node.config import listens_on
+from relight.agents.node import (
+    launch,
+    launcher,
+    patience,
+    ports,
+    selftest,
+    sockets,
+    stillbirth,
+    stop,
+)
+from relight.agents.node.config import DEVICES, device, takes_weights
 from relight.agents.node.errors import StartFailure
-from relight.agents.node.logs import last_lines
+from relight.agents.node.launcher import First
 from relight.agents.node.owned import Owned
 from relight.agents.node.shapes import keep_shapes
 from relight.agents.node.sockets import Listener
@@ -22,16 +31,11 @@ from relight.events.bus.clock import monotonic_ms
 from relight.events.decisions import StartEngine
 from relight.events.errors import leaves
 from relight.events.facts import EngineStarted
-from relight.events.values import Process
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.005
 """Between two looks for a listening port: nothing tells when a port opens."""
-SEARCH_S = 0.5
-"""Between two searches for new processes during a start."""
-LAST_WORDS_S = 2.0
-"""For the front process to say why, once a process behind it has ended."""
 TRIES = 3
 """Ports tried in one start before it fails with EADDRINUSE."""
 CALL_S = 30.0
@@ -51,22 +55,27 @@ async def start(owned: Owned, order: StartEngine) -> None:
         with anyio.fail_after(within_s):
             await _start(owned, order, began)
     except TimeoutError as error:
-        raise StartFailure("deadline", f"not up within {within_s:.0f} s") from error
+        raise StartFailure("deadline", f"not up within {within_s:.0f} s: {owned.stage}") from error
+    except OSError as error:  # descriptors or disk have run out
+        raise StartFailure("resources", f"{owned.stage}: {error}") from error
 
 
 async def _start(owned: Owned, order: StartEngine, began: float) -> None:
     for attempt in range(1, TRIES + 1):
         launch.prepare(owned, order)
         try:
-            await _bring_up(owned, order)
+            await _on_its_devices(owned, order)
             break
         except StartFailure as error:
-            if error.cause != "EADDRINUSE" or owned.config.port is not None or attempt == TRIES:
+            taken = error.cause == "EADDRINUSE" and owned.config.port is None
+            if not (taken or error.cause == "reload") or attempt == TRIES:
                 raise
-            log.info("another port is tried engine=%s port=%d", owned.name, owned.record.port)
+            why = "another port is tried" if taken else "a reload has spoilt its weights"
+            log.info("it is started once more: %s engine=%s port=%d", why, owned.name, owned.record.port)
             await stop.prove_present_gone(owned, grace_s=0, within_s=30.0)
     owned.look_around()
-    owned.save(phase="up", seconds=(monotonic_ms() - began) / 1000.0)
+    seconds = (monotonic_ms() - began) / 1000.0
+    owned.save(phase="up", seconds=seconds, good_start_s=seconds)
     owned.shared.say(started(owned, order))
     told = owned.record
     log.info(
@@ -85,31 +94,45 @@ def started(owned: Owned, order: StartEngine) -> EngineStarted:
         address=record.address,
         how="cold",
         weights=record.started_on,
-        processes=owned.tree.living if owned.tree else (),
+        processes=owned.living,
+        device=device(owned.config),
         seconds=record.seconds,
+        reloads=record.reloads,
         answers=order.id,
     )
 
 
+async def _on_its_devices(owned: Owned, order: StartEngine) -> None:
+    """Bring it up alone on its devices, whose memory is looked at before."""
+    memory = owned.shared.memory
+    owned.stage = "another engine takes memory on its device"
+    devices = await memory.devices(owned.config.env.get(DEVICES[0]))
+    async with memory.turn(devices):
+        owned.save(devices=await memory.before(devices))
+        await _bring_up(owned, order)
+
+
 async def _bring_up(owned: Owned, order: StartEngine) -> None:
-    weights = order.weights if any("{weights}" in word for word in owned.config.command) else None
+    weights = order.weights if takes_weights(owned.config) else None
     folder = snapshot.directory_of(weights.uri) if weights else None
-    leader = launch.run(owned, folder)
-    owned.save(leader=leader, members=())
-    owned.watch()
+    first = await launcher.of(owned).launch(owned, folder)
     try:
         async with anyio.create_task_group() as tasks:
-            if weights is not None and folder is not None:
+            if weights is not None and first.on_weights:
                 tasks.start_soon(partial(_check_weights, owned, order))
-            await _serving(owned, leader)
+            await _serving(owned, first)
     except* StartFailure as group:
         raise leaves(group)[0] from None
-    if weights is not None:
+    if weights is not None and first.on_weights:
         try:
             await owned.client.set_label(str(weights.version), within_s=CALL_S)
         except (EngineUnreachable, EngineRefused) as error:
             raise StartFailure("label", str(error)) from error
-        owned.note(started_on=weights.version, version=weights.version, digest=weights.digest)
+        owned.note(
+            started_on=weights.version, version=weights.version, digest=weights.digest, uri=weights.uri
+        )
+    owned.stage = "it is up, and its reload is tried"
+    owned.note(reloads=await selftest.learn(owned, folder if first.on_weights else None))
 
 
 async def _check_weights(owned: Owned, order: StartEngine) -> None:
@@ -121,15 +144,17 @@ async def _check_weights(owned: Owned, order: StartEngine) -> None:
             snapshot.check, folder, order.weights.digest, abandon_on_cancel=True
         )
     except snapshot.SnapshotError as error:
-        raise StartFailure("weights", str(error), retryable=False) from error
+        raise StartFailure("weights", str(error)) from error
     keep_shapes(owned, manifest)
 
 
-async def _serving(owned: Owned, leader: Process) -> None:
+async def _serving(owned: Owned, first: First) -> None:
     """Until it listens, is well, has generated and is paused. Ends at once when it dies."""
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_dies, owned, leader)
-        listener = await _listening(owned)
+        tasks.start_soon(stillbirth.awaited, owned, first.processes)
+        tasks.start_soon(patience.runs_out, owned)
+        owned.stage = "it does not listen yet"
+        listener = await _listening(owned, first.host)
         _set_address(owned, listener)
         try:
             await _warm(owned)
@@ -138,41 +163,10 @@ async def _serving(owned: Owned, leader: Process) -> None:
         tasks.cancel_scope.cancel()
 
 
-async def _dies(owned: Owned, leader: Process) -> None:
-    """Raise StartFailure when a vital process of the start has ended."""
-    assert owned.tree is not None
-    tree = owned.tree
-    while True:
-        vital = {process for process, role in tree.known.items() if role != "other"} | {leader}
-        dead = vital - set(tree.living)
-        if dead:
-            raise await _died(owned, sorted(dead)[0])
-        with anyio.move_on_after(SEARCH_S):
-            await tree.changed()
-            continue
-        owned.look_around()
-
-
-async def _died(owned: Owned, process: Process) -> StartFailure:
-    assert owned.tree is not None
-    role = owned.tree.known.get(process, "other")
-    with anyio.move_on_after(LAST_WORDS_S):
-        while owned.record.leader in owned.tree.living:
-            await owned.tree.changed()
-    if owned.pump is not None and not owned.tree.living:
-        with anyio.move_on_after(0.5):
-            await owned.pump.ended()
-    lines = last_lines(owned.log_path, 200)
-    taken = any("EADDRINUSE" in line or "ddress already in use" in line for line in lines)
-    text = "\n".join((f"its {role} (pid {process.pid}) ended while starting", *lines[-8:]))
-    return StartFailure("EADDRINUSE" if taken else "exit", text)
-
-
-async def _listening(owned: Owned) -> Listener:
+async def _listening(owned: Owned, host: str) -> Listener:
     """The socket that listens on the incarnation's port; raises StartFailure where it is another's."""
     port = owned.record.port
     assert port is not None and owned.tree is not None
-    host = listens_on(owned.config) or "127.0.0.1"
     host = "127.0.0.1" if host in (*launch.EVERY_ADDRESS, "localhost") else host
     while not ports.answers(host, port):  # noqa: ASYNC110 -- nothing tells when a port opens
         await anyio.sleep(POLL_S)
@@ -197,11 +191,22 @@ def _set_address(owned: Owned, listener: Listener) -> None:
 async def _warm(owned: Owned) -> None:
     """Well, generating and paused. The first generation may compile; the start's deadline bounds it."""
     client = owned.client
-    while not await client.health(within_s=CALL_S):  # noqa: ASYNC110 -- another process
+    owned.stage = "it listens and is not well"
+    while not await _well(owned):  # noqa: ASYNC110 -- another process
         await anyio.sleep(POLL_S)
+    owned.stage = "it listens, and nothing was generated"
     for call in owned.config.after_start:
         await client.collective_rpc(call.method, call.kwargs, within_s=3600.0)
-    await client.canary(canary.PROMPT, within_s=3600.0)
+    await owned.canary(within_s=3600.0)
     await client.pause("abort", within_s=CALL_S)
     assert owned.tree is not None
     owned.tree.find()
+
+
+async def _well(owned: Owned) -> bool:
+    """One look. A server that is busy with its own start answers late, and that is no failure."""
+    try:
+        return await owned.client.health(within_s=CALL_S)
+    except EngineUnreachable as error:
+        log.info("not well yet engine=%s error=%s", owned.name, error)
+        return False

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import anyio
 import msgspec
 
-from relight.agents.node import launch, ports, proc, shm
+from relight.agents.node import launch, launcher, ports, proc, shm
 from relight.agents.node.errors import NotProven
 from relight.agents.node.owned import Owned
 from relight.agents.node.shm import Segment
-from relight.agents.node.tree import Tree
+from relight.agents.node.tree import UNSEEN, Tree
 from relight.events.bus.clock import monotonic_ms
 from relight.events.values import Proof
 
@@ -38,15 +38,19 @@ class Remains(NamedTuple):
     segments: frozenset[Segment]
 
 
-async def prove_gone(remains: Remains, *, grace_s: float, within_s: float) -> Proof:
-    """Stop all of it; `grace_s` 0 kills at once. Raises NotProven."""
+async def prove_gone(remains: Remains, *, grace: anyio.CancelScope | None = None, within_s: float) -> Proof:
+    """Stop all of it, asking first as long as `grace` lasts; without one it is killed at once.
+
+    Raises NotProven.
+    """
     began = monotonic_ms()
     tree = remains.tree
     try:
         with anyio.fail_after(within_s):
-            await _end_all(tree, grace_s)
+            await _end_all(tree, grace)
     except TimeoutError as error:
         raise NotProven("process", _left(tree)) from error
+    tree.reap()
     left_s = within_s - (monotonic_ms() - began) / 1000.0
     for port in remains.ports:
         await _port_proof(port, within_s=max(1.0, min(PORT_S, left_s)))
@@ -63,14 +67,26 @@ async def prove_gone(remains: Remains, *, grace_s: float, within_s: float) -> Pr
 
 async def prove_present_gone(owned: Owned, *, grace_s: float, within_s: float) -> Proof:
     """Stop the recorded incarnation; what will be removed is on disk before. Raises NotProven."""
-    tree = owned.tree or owned.watch()
+    began = monotonic_ms()
+    owned.tree or owned.watch()
     owned.note(phase="stopping")
+    await launcher.of(owned).withdraw(owned, within_s=within_s)
+    within_s = max(1.0, within_s - (monotonic_ms() - began) / 1000.0)
+    tree = owned.tree or owned.watch()
+    if grace_s == 0:
+        _freeze(tree)
     owned.look_around()
     owned.save()
     record = owned.record
     ours = (record.port,) if record.port is not None and record.local is not None else ()
     remains = Remains(tree, ours, record.tmpdir, frozenset(record.segments))
-    proof = await prove_gone(remains, grace_s=grace_s, within_s=within_s)
+    grace = None
+    if grace_s > 0:
+        grace = owned.grace = anyio.CancelScope(deadline=anyio.current_time() + grace_s)
+    proof = await prove_gone(remains, grace=grace, within_s=within_s)
+    left_s = max(1.0, within_s - proof.took_ms / 1000.0)
+    memory_back = await owned.shared.memory.proven_back(record.devices, within_s=left_s)
+    proof = msgspec.structs.replace(proof, memory_back=memory_back, took_ms=monotonic_ms() - began)
     if not ours and record.port is not None:  # it never listened there, so another may
         proof = msgspec.structs.replace(proof, port=record.port, port_free=ports.bindable(record.port))
     if record.port is not None and owned.config.port is None:
@@ -79,9 +95,19 @@ async def prove_present_gone(owned: Owned, *, grace_s: float, within_s: float) -
     return proof
 
 
-async def _end_all(tree: Tree, grace_s: float) -> None:
-    if grace_s > 0 and tree.send(signal.SIGTERM):
-        with anyio.move_on_after(grace_s):
+def _freeze(tree: Tree) -> None:
+    """Stop all of it where it stands: memory that is shared after the last look could not be told to be its.
+
+    It is about to be killed, by us or by whoever takes this stop up again.
+    """
+    tree.send(signal.SIGSTOP)
+    while tree.find():
+        tree.send(signal.SIGSTOP)
+
+
+async def _end_all(tree: Tree, grace: anyio.CancelScope | None) -> None:
+    if grace is not None and tree.send(signal.SIGTERM):
+        with grace:
             await tree.emptied()
     while tree.find() or tree.living or tree.unheld:
         tree.send(signal.SIGKILL)
@@ -98,7 +124,10 @@ def _left(tree: Tree) -> str:
         if state == "D":
             state = "D, in the kernel, which no signal reaches"
         texts.append(f"pid {process.pid} (start {process.start}) is in state {state}")
-    texts += [f"pid {process.pid} cannot be held: {why}" for process, why in tree.unheld.items()]
+    if why := tree.unheld.get(UNSEEN):
+        texts.append(f"the process table cannot be read: {why}")
+    held = [(process, why) for process, why in tree.unheld.items() if process != UNSEEN]
+    texts += [f"pid {process.pid} cannot be held: {why}" for process, why in held]
     return "; ".join(texts) or "new processes of it kept appearing"
 
 

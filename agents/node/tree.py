@@ -22,6 +22,10 @@ from relight.events.values import Process
 log = logging.getLogger(__name__)
 
 
+UNSEEN = Process(0, 0)
+"""Stands for whatever a process table holds that cannot be read."""
+
+
 class Exit(NamedTuple):
     """The end of one process."""
 
@@ -44,6 +48,8 @@ class Tree:
         self.marks = marked
         self.known: dict[Process, Role] = {}
         """All that ever belonged to the incarnation."""
+        self.ends: dict[Process, Status] = {}
+        """How those ended that were held."""
         self.unheld: dict[Process, str] = {}
         """Processes that were found and could not be held, with the reason; they may live."""
         self._on_exit = on_exit
@@ -66,7 +72,7 @@ class Tree:
         """
         if process in self._held:
             held = self._held[process]
-            if held.role == "other" and role != "other":
+            if role not in ("other", held.role) and held.role != "leader":  # it was seen before its exec(2)
                 self.known[process] = role
                 self._held[process] = held._replace(role=role)
             return False
@@ -85,14 +91,21 @@ class Tree:
         return True
 
     def find(self) -> tuple[Process, ...]:
-        """Look for processes of the incarnation that are not held yet, hold them, and return those."""
+        """Look for processes of the incarnation that are not held yet, hold them, and return those.
+
+        Where the process table cannot be read, that stands in `unheld` under `UNSEEN`.
+        """
         self.unheld.clear()
-        found = marks.search(self.marks, self.known)
+        try:
+            found = marks.search(self.marks, self.known)
+        except OSError as error:
+            self.unheld[UNSEEN] = error.strerror or str(error)
+            return ()
         return tuple(each.process for each in found if self._is_new(each))
 
     def _is_new(self, found: Found) -> bool:
-        if found.dead and proc.read_stat(found.process.pid) is None:
-            return False
+        if found.dead and (found.process in self.known or proc.read_stat(found.process.pid) is None):
+            return False  # a zombie whose parent does not reap it: its end was told, or is about to be
         return self.add(found.process, found.role) and not found.dead
 
     def send(self, number: signal.Signals) -> int:
@@ -114,6 +127,13 @@ class Tree:
         while self._held:
             await self._changed.wait()
 
+    def reap(self) -> None:
+        """Take the exits of those that became ours only after their end, when their parent was reaped."""
+        for process in self.known:
+            stat = proc.read_stat(process.pid)
+            if stat is not None and stat.process == process and stat.dead and stat.ppid == os.getpid():
+                os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG)
+
     def close(self) -> None:
         """Let go of everything, alive or not."""
         for held in self._held.values():
@@ -125,6 +145,7 @@ class Tree:
         held = self._held.pop(process)
         status = pidfd.status(held.fd, process)
         self._let_go(held.fd)
+        self.ends[process] = status
         self._changed.set()
         self._changed = anyio.Event()
         self._on_exit(Exit(process, held.role, status, seen))

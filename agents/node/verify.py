@@ -5,12 +5,14 @@ the bytes that were loaded. An engine that is not proven is paused again and mak
 """
 
 import logging
+from pathlib import Path
 
 import anyio
 import msgspec
 
+from relight.agents import snapshot
 from relight.agents.adapters.vllm import EngineRefused, EngineUnreachable
-from relight.agents.node import canary
+from relight.agents.node import canary, content
 from relight.agents.node.owned import Owned
 from relight.events.decisions import VerifyEngine
 from relight.events.errors import RelightError
@@ -21,6 +23,8 @@ from relight.events.version import BASE, Version
 
 log = logging.getLogger(__name__)
 
+PREFIX = canary.PROMPT * 3
+"""Long enough for whole blocks of any prefix cache but the coarsest, and asked at each proof."""
 PAUSE_S = 5.0
 """Limit of pausing an engine that failed its proof."""
 
@@ -33,7 +37,7 @@ async def verify(owned: Owned, order: VerifyEngine) -> None:
     """Do what `order` says; publishes Healthy, or WeightsFailed after pausing again."""
     try:
         with anyio.fail_after(owned.seconds_until(order.deadline, at_least=0.0)):
-            seen, evidence = await _verify(owned, order)
+            fact = await _verify(owned, order)
     except (TimeoutError, EngineRefused, EngineUnreachable, _Unproven) as error:
         await owned.death_goes_first()
         await _pause_again(owned)
@@ -49,11 +53,17 @@ async def verify(owned: Owned, order: VerifyEngine) -> None:
             )
         )
         return
-    owned.shared.say(healthy(owned, order.version, seen=seen, evidence=evidence, answers=order.id))
+    owned.shared.say(fact)
 
 
-def healthy(
-    owned: Owned, version: Version, *, seen: Canary | None, evidence: Evidence, answers: DecisionId
+def healthy(  # noqa: PLR0913 -- a fact's fields
+    owned: Owned,
+    version: Version,
+    *,
+    seen: Canary | None,
+    evidence: Evidence,
+    answers: DecisionId,
+    unproven: str | None = None,
 ) -> Healthy:
     """The fact that answers a VerifyEngine or a ProbeEngine."""
     assert owned.record.address is not None
@@ -64,11 +74,12 @@ def healthy(
         version=version,
         canary=seen,
         evidence=evidence,
+        unproven=unproven,
         answers=answers,
     )
 
 
-async def _verify(owned: Owned, order: VerifyEngine) -> tuple[Canary, Evidence]:
+async def _verify(owned: Owned, order: VerifyEngine) -> Healthy:
     record, client = owned.record, owned.client
     if record.version == order.version and record.digest and order.digest not in (None, record.digest):
         raise _Unproven(f"it was loaded with {record.digest}, not with {order.digest}")
@@ -78,31 +89,51 @@ async def _verify(owned: Owned, order: VerifyEngine) -> tuple[Canary, Evidence]:
     if label != str(order.version):
         raise _Unproven(f"its label is {label!r}, not {order.version}")
     await client.forget(running=True, within_s=owned.call_s(order.deadline))
-    checksums = await _checksums(owned, within_s=owned.call_s(order.deadline))
+    ours = record.version == order.version or (order.version == BASE and record.version is None)
+    folder = content.folder_of(owned) if ours else None
+    held = await content.look(owned, folder, within_s=owned.call_s(order.deadline))
+    if held.error:
+        raise _Unproven(held.error)
     await client.resume(within_s=owned.call_s(order.deadline))
-    seen = await client.canary(canary.PROMPT, within_s=owned.call_s(order.deadline))
-    seen = msgspec.structs.replace(seen, checksums=checksums)
+    if await client.reuses_prefix(PREFIX, within_s=owned.call_s(order.deadline)):
+        raise _Unproven("its prefix cache answers with keys and values of before it was reset")
+    seen = await owned.canary(within_s=owned.call_s(order.deadline))
+    seen = msgspec.structs.replace(seen, checksums=held.checksums)
     if order.reference is not None:
         error = canary.disagreement(seen, order.reference, tolerance=order.tolerance)
         if error:
             raise _Unproven(f"canary: {error}")
-    owned.save(paused=False, version=order.version, digest=order.digest or record.digest)
-    return seen, {
+    unproven = None
+    if not held.compared and order.reference is None and order.version != BASE:
+        unproven = "no checksum of it is real and no peer's canary is known at this version"
+        await _moved(owned, seen, folder)
+    owned.save(
+        paused=False,
+        version=order.version,
+        digest=order.digest or record.digest,
+        uri=record.uri if ours else None,
+        canary=seen,
+        canary_of=None if folder is None else str(folder),
+    )
+    evidence: Evidence = {
         "label": label,
-        "checksums": checksums is not None,
+        "checksums": held.checksums is not None,
+        "tensors_compared": held.compared,
         "reference": order.reference is not None,
     }
+    return healthy(owned, order.version, seen=seen, evidence=evidence, answers=order.id, unproven=unproven)
 
 
-async def _checksums(owned: Owned, *, within_s: float) -> str | None:
-    """One digest over the engine's own checksums; evidence, so an engine without them is none the worse."""
-    if not owned.config.checksums:
-        return None
-    try:
-        return canary.combined(await owned.client.checksums(within_s=within_s))
-    except EngineRefused as error:
-        log.info("the engine gives no checksums engine=%s error=%s", owned.name, error)
-        return None
+async def _moved(owned: Owned, seen: Canary, folder: Path | None) -> None:
+    """Where nothing else tells: other weights compute something else, in the last bits at least.
+
+    An update so small that no bit of the canary moves is taken for none; the engine is then started on it.
+    """
+    last, before = owned.record.canary, owned.record.canary_of
+    if last is None or last.logprobs != seen.logprobs or before is None or folder is None:
+        return
+    if await anyio.to_thread.run_sync(snapshot.differ, Path(before), folder, abandon_on_cancel=True):
+        raise _Unproven(f"it computes exactly what it computed with the weights in {before}")
 
 
 async def _pause_again(owned: Owned) -> None:

@@ -11,6 +11,12 @@ from relight.agents.adapters.vllm import Counters
 
 BLIND_FACTOR = 3.0
 """Patience where progress cannot be seen, or where the core answers and only tokens stand still."""
+HELD_FACTOR = 12.0
+"""Patience while it is paused or asleep: whoever holds it may have its core do something that takes long."""
+STEPS = 10.0
+"""A stall is at least this many of the engine's own iterations without a sign of life."""
+STEPS_FACTOR = 6.0
+"""A slow engine's stall window grows to at most this many times the setting."""
 
 
 class Verdict(Enum):
@@ -26,8 +32,17 @@ class Vigil:
 
     def __init__(self, *, stall_s: float, now: float) -> None:
         self._stall_s = stall_s
+        self._step_s = 0.0
+        self._stepped: tuple[float, float] | None = None
+        """When iterations were last seen to have been done while it was busy, and how many."""
         self._seen: Counters | None = None
+        self._held = False
         self.excuse(now)
+
+    @property
+    def window_s(self) -> float:
+        """Silence that is a stall: the setting, or more for an engine whose iterations are slow."""
+        return min(max(self._stall_s, STEPS * self._step_s), STEPS_FACTOR * self._stall_s)
 
     @property
     def blind(self) -> bool:
@@ -42,8 +57,13 @@ class Vigil:
         self._seen_since_alive = 0
 
     def held(self, now: float) -> None:
-        """It is paused: no token is due."""
+        """It is paused or asleep: no token is due."""
         self._moved = now
+        self._held = True
+
+    def released(self) -> None:
+        """It is neither paused nor asleep."""
+        self._held = False
 
     def answered(self, now: float) -> None:
         """The core answered."""
@@ -54,6 +74,7 @@ class Vigil:
         """The counters as they are; None where they cannot be had."""
         if counters is None:
             return
+        self._learn(now, counters)
         if self._seen is None or counters.tokens != self._seen.tokens:
             self._moved = now
             if self._seen is not None:
@@ -64,11 +85,21 @@ class Vigil:
         self._seen = counters
         self._seen_since_alive += 1
 
+    def _learn(self, now: float, counters: Counters) -> None:
+        """How long an iteration takes; one that takes longer than others is forgotten again slowly."""
+        if counters.running == 0 or self._stepped is None or counters.steps < self._stepped[1]:
+            self._stepped = (now, counters.steps)
+        elif counters.steps > self._stepped[1]:
+            step_s = (now - self._stepped[0]) / (counters.steps - self._stepped[1])
+            self._step_s = max(step_s, self._step_s / 2.0)
+            self._stepped = (now, counters.steps)
+
     def verdict(self, now: float) -> Verdict:
         silent = now - self.alive
         known = self._seen_since_alive >= 2
-        if silent >= self._stall_s * (1.0 if known else BLIND_FACTOR):
+        factor = HELD_FACTOR if self._held else 1.0 if known else BLIND_FACTOR
+        if silent >= self.window_s * factor:
             return Verdict.STALLED
-        if now - self._moved >= self._stall_s * BLIND_FACTOR:
+        if now - self._moved >= self.window_s * BLIND_FACTOR:
             return Verdict.DOUBTFUL
         return Verdict.WELL

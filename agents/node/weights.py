@@ -10,6 +10,7 @@ import anyio
 
 from relight.agents import snapshot
 from relight.agents.adapters.vllm import EngineRefused, EngineUnreachable
+from relight.agents.node import content, model
 from relight.agents.node.config import starts_empty
 from relight.agents.node.owned import Owned
 from relight.agents.node.shapes import keep_shapes, misfit
@@ -58,7 +59,7 @@ async def load(owned: Owned, order: LoadWeights) -> None:
     await owned.death_goes_first()
     owned.shared.say(load_failed(order, str(failed), touched=failed.touched))
     if failed.touched:
-        owned.save(load=None, version=None, digest=None)
+        owned.save(load=None, version=None, digest=None, uri=None)
 
 
 def load_failed(order: LoadWeights, error: str, *, touched: bool) -> WeightsFailed:
@@ -78,6 +79,8 @@ async def _load(owned: Owned, order: LoadWeights) -> None:
     holds = owned.record.version
     if holds is not None and order.version < holds:
         raise _Failed(f"it holds {holds}; a load never goes back to {order.version}", touched=False)
+    if (known := model.known(owned)).reloads is False:
+        raise _Failed(f"it is only started on weights, since it reloads wrongly: {known.why}", touched=False)
     folder, manifest = await _checked(owned, order)
     serving = not owned.record.paused
     client = owned.client
@@ -90,6 +93,10 @@ async def _load(owned: Owned, order: LoadWeights) -> None:
         await client.collective_rpc(
             "reload_weights", {"weights_path": str(folder)}, within_s=owned.call_s(order.deadline)
         )
+        if serving and content.is_cheap(owned):  # others are looked at in their proof, before their route
+            seen = await content.look(owned, folder, within_s=owned.call_s(order.deadline))
+            if seen.error:
+                raise _Failed(seen.error, touched=True)
         await client.set_label(str(order.version), within_s=owned.call_s(order.deadline))
         if serving and owned.config.kv != "keep":
             await client.forget(running=owned.config.kv == "recompute", within_s=owned.call_s(order.deadline))
@@ -97,7 +104,7 @@ async def _load(owned: Owned, order: LoadWeights) -> None:
             await client.resume(within_s=owned.call_s(order.deadline))
     except (EngineRefused, EngineUnreachable) as error:
         raise _Failed(str(error), touched=True) from error
-    owned.save(load=None, version=order.version, digest=order.digest, paused=not serving)
+    owned.save(load=None, version=order.version, digest=order.digest, uri=order.uri, paused=not serving)
     keep_shapes(owned, manifest)
 
 

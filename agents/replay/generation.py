@@ -4,68 +4,57 @@
 pace, and may stop between any two steps; `close` then leaves nothing behind.
 """
 
-import asyncio
-import time
-from typing import NamedTuple
-
 import aiohttp
 import anyio
-import msgspec
 
-from relight.agents.replay.dispatch import Boarded, Dispatch
-from relight.agents.replay.ledger import Ask, Ledger
-from relight.agents.replay.limits import BACKOFF_S, COUNTED, FINISH_S, POISON, SUSPECTED, Call, Limits
-from relight.agents.replay.routes import Route
+from relight.agents.replay import failures
+from relight.agents.replay.aloft import Aloft, take_off
+from relight.agents.replay.checking import measured
+from relight.agents.replay.dispatch import Dispatch
+from relight.agents.replay.gate import Gate, Late
+from relight.agents.replay.ledger import Ledger
+from relight.agents.replay.limits import FINISH_S, SUSPECTED, UNHEARD, Call, Limits
+from relight.agents.replay.request import Tokens
+from relight.agents.replay.route import Boarded, Route, Wanted
+from relight.agents.replay.speech import Errand, Speech
 from relight.agents.replay.strand import WHOLE, Malformed
-from relight.agents.replay.stream import Flight, Interrupted, Overloaded, Rejected
-from relight.agents.replay.turn import (
-    Attempt,
-    End,
-    Piece,
-    PoisonRequestError,
-    ReplayError,
-    ReplayTimeout,
-    RequestRejected,
-    Turn,
-)
+from relight.agents.replay.stream import Interrupted, Overloaded, Rejected
+from relight.agents.replay.tally import Account, Outcome
+from relight.agents.replay.toll import Toll
+from relight.agents.replay.turn import Attempt, End, Piece, ReplayError, Turn
 from relight.agents.replay.wire import Chunk
-from relight.events.ids import EngineName
 
-
-class _Aloft(NamedTuple):
-    """The attempt under way."""
-
-    flight: Flight
-    boarded: Boarded
-    ask: Ask
-    request_id: str
-    began: float
-    started_at: float
-    timer: asyncio.TimerHandle | None
+ABORTED = "aborted by the caller"
 
 
 class Generation:
-    """One turn on its way. Used by one task at a time."""
+    """One turn on its way. Used by one task at a time; `abort` by any other of the same loop."""
 
-    def __init__(
-        self, dispatch: Dispatch, http: aiohttp.ClientSession, ledger: Ledger, call: Call, limits: Limits
+    def __init__(  # noqa: PLR0913 - what a turn is made of
+        self,
+        dispatch: Dispatch,
+        http: aiohttp.ClientSession,
+        ledger: Ledger,
+        call: Call,
+        limits: Limits,
+        *,
+        speech: Speech | None = None,
     ) -> None:
         self.done = False
         self._dispatch = dispatch
         self._http = http
         self._ledger = ledger
+        self._speech = speech or Tokens(ranked=ledger.ranked)
         self._call = call
         self._limits = limits
-        self._aloft: _Aloft | None = None
+        self._toll = Toll(limits.max_engine_failures)
+        self._gate = Gate(dispatch, limits, self._toll)
+        self._aloft: Aloft | None = None
         self._attempts: list[Attempt] = []
-        self._first_token_s: float | None = None
-        self._failures = 0
-        self._avoid: EngineName | None = None
-        self._rests = 0
-        self._rest_s: float | None = None
-        now = anyio.current_time()
-        self._deadline = float("inf") if limits.timeout_s is None else now + limits.timeout_s
-        self._recover_by: float | None = None
+        self._aborted = False
+        self._outcome: Outcome | None = None
+        self._broken_at: float | None = None
+        self._gaps_s: list[float] = []
 
     def turn(self) -> Turn:
         """What there is so far."""
@@ -75,6 +64,15 @@ class Generation:
             attempts=tuple(self._attempts),
         )
 
+    def account(self) -> Account:
+        """The turn as it is counted; to be taken once, at its end."""
+        outcome = self._outcome or (Outcome.COMPLETE if self.done else Outcome.ABANDONED)
+        return Account(self.turn(), outcome, self._ledger.taken, self._toll.suspect, tuple(self._gaps_s))
+
+    @property
+    def request_id(self) -> str:
+        return self._call.request_id
+
     @property
     def attempt(self) -> int:
         """Number of the attempt under way, from 0."""
@@ -83,7 +81,9 @@ class Generation:
     async def step(self) -> list[Piece]:
         """Go on by one step; what it brought. Raises ReplayError. Not to be called when `done`."""
         if self._aloft is None:
-            if self._ledger.settle():
+            if self._aborted:
+                self._stop()
+            elif self._ledger.settle():
                 self.done = True
             else:
                 await self._begin()
@@ -94,7 +94,8 @@ class Generation:
             await self._interrupted(cut.end, cut.detail)
             return []
         except Rejected as rejected:
-            raise self._rejected(rejected) from rejected
+            await self._rejected(rejected)
+            return []
         pieces, end = self._take(self._aloft, chunks)
         if self._ledger.complete:
             await self._completed()
@@ -102,103 +103,93 @@ class Generation:
             await self._interrupted(*end)
         return pieces
 
-    def _take(self, aloft: _Aloft, chunks: list[Chunk]) -> tuple[list[Piece], tuple[End, str] | None]:
+    def _take(self, aloft: Aloft, chunks: list[Chunk]) -> tuple[list[Piece], tuple[End, str] | None]:
         """What the chunks brought, and the end of the attempt where they show one."""
         key = aloft.boarded.route.key
+        attempt = len(self._attempts)
         pieces: list[Piece] = []
         end: tuple[End, str] | None = None
         try:
             for chunk in chunks:
                 for delta in chunk.choices:
                     if (news := self._ledger.feed(delta)) is not None:
-                        pieces.append(Piece(*news, key.engine, key.incarnation, self.attempt))
-                    end = end or _unasked(delta.finish_reason)
+                        pieces.append(Piece(*news, key.engine, key.incarnation, attempt))
+                    if delta.finish_reason is not None:
+                        end = end or _unasked(delta.finish_reason)
         except Malformed as malformed:
             if malformed.whole:
                 self._ledger.reject()
                 pieces.clear()
             end = (End.MALFORMED, str(malformed))
-        if pieces and self._first_token_s is None:
-            self._first_token_s = anyio.current_time() - aloft.began
-            self._recover_by = None
+        if pieces and aloft.first_token_s is None:
+            self._first_token(aloft)
         return pieces, end
+
+    def _first_token(self, aloft: Aloft) -> None:
+        now = anyio.current_time()
+        aloft.first_token_s = now - aloft.began
+        aloft.flight.bound = self._ledger.bound
+        self._gate.passed()
+        self._toll.progressed()
+        self._dispatch.seated(aloft.boarded)
+        if self._broken_at is not None:
+            self._gaps_s.append(now - self._broken_at)
+            self._broken_at = None
 
     # --- beginning an attempt ------------------------------------------------------------------------
 
     async def _begin(self) -> None:
-        route = await self._route()
-        if not self._attempts:
-            self._recover_by = None  # nothing has failed yet
-        aloft = self._board(route)
-        body = msgspec.json.encode(
-            {
-                **self._call.extra,
-                "request_id": aloft.request_id,
-                "token_ids": aloft.ask.token_ids,
-                "sampling_params": aloft.ask.sampling_params,
-                "stream": True,
-            }
+        wanted = Wanted(
+            self._call.session, self._toll.avoid, replays=bool(self._attempts), suspect=self._toll.suspect
         )
-        headers = {
-            **self._call.headers,
-            "Content-Type": "application/json",
-            "X-Request-Id": aloft.request_id,
-        }
-        if self._call.session is not None:
-            headers.setdefault("X-Session-ID", self._call.session)
+        found = await self._gate.route(wanted)
+        if isinstance(found, Late):
+            raise self._failed(failures.late(found, self._limits, self.turn()))
+        if found is None:
+            return  # aborted
+        aloft = self._board(found, wanted)
+        put_off_s = self._dispatch.spread_s() if wanted.replays else 0.0
         try:
-            await aloft.flight.open(self._http, route.address, body, headers)
+            await self._check_seam(aloft)
+            errand = Errand(
+                self._http, found.address, self._call, aloft.ask, aloft.request_id, after_s=put_off_s
+            )
+            await self._speech.send(aloft.flight, errand)
         except Interrupted as cut:
             await self._interrupted(cut.end, cut.detail)
         except Overloaded as busy:
-            await self._interrupted(End.OVERLOADED, str(busy), rest_s=busy.retry_after_s)
+            await self._interrupted(busy.end, str(busy), rest_s=busy.retry_after_s)
         except Rejected as rejected:
-            raise self._rejected(rejected) from rejected
+            await self._rejected(rejected)
 
-    async def _route(self) -> Route:
-        """A route, waited for within the turn's deadlines; an engine that was busy is left alone a while."""
-        now = anyio.current_time()
-        if self._recover_by is None:
-            self._recover_by = now + self._limits.recovery_timeout_s
-        with anyio.move_on_after(min(self._deadline, self._recover_by) - now):
-            if self._rest_s is not None and self._avoid is not None:
-                with anyio.move_on_after(self._rest_s):
-                    await self._dispatch.other_than(self._avoid)
-                self._rest_s = None
-            return await self._dispatch.route(session=self._call.session, avoid=self._avoid)
-        if self._deadline <= self._recover_by:
-            raise self._timed_out()
-        raise ReplayTimeout(
-            f"no route within {self._limits.recovery_timeout_s:g} s{self._so_far()}", self.turn()
-        )
-
-    def _board(self, route: Route) -> _Aloft:
-        flight = Flight(ranked=self._ledger.ranked, idle_s=self._limits.idle_timeout_s)
-        boarded = self._dispatch.board(route, flight)
-        self._first_token_s = None
-        timer: asyncio.TimerHandle | None = None
-        if self._limits.timeout_s is not None:
-            loop = asyncio.get_running_loop()
-            timer = loop.call_at(
-                self._deadline, flight.cut, End.DEADLINE, "the caller's timeout_s has passed"
-            )
-        self._aloft = _Aloft(
-            flight,
-            boarded,
-            self._ledger.ask(attempt=self.attempt, version=str(route.version)),
-            f"{self._call.request_id}-{self.attempt}",
-            anyio.current_time(),
-            time.time(),
-            timer,
-        )
+    def _board(self, route: Route, wanted: Wanted) -> Aloft:
+        flight = self._speech.flight(idle_s=self._limits.idle_timeout_s)
+        boarded = self._dispatch.board(route, wanted, flight)
+        ask = self._ledger.ask(attempt=self.attempt, version=str(route.version))
+        request_id = f"{self._call.request_id}-{self.attempt}"
+        self._aloft = take_off(flight, boarded, ask, request_id=request_id, deadline=self._gate.deadline)
+        flight.bound = self._ledger.bound
+        if self._aborted:
+            flight.cut(End.CANCELLED, ABORTED)
         return self._aloft
+
+    async def _check_seam(self, aloft: Aloft) -> None:
+        """Where that is wanted: have kept tokens replayed that the engine sees too differently."""
+        most, version = self._limits.check_seam, str(aloft.boarded.version)
+        if most is None or not aloft.ask.kept or not (kept := self._ledger.scored_at(version)):
+            return
+        seam = await measured(aloft, kept, self._call, http=self._http, most=most)
+        aloft.seam_drift = seam.drift
+        if seam.too_far is not None:
+            self._ledger.distrust(seam.too_far)
+            aloft.ask = self._ledger.ask(attempt=self.attempt, version=version)
 
     # --- ending an attempt ---------------------------------------------------------------------------
 
     async def _completed(self) -> None:
         assert self._aloft is not None
         boarded = self._aloft.boarded
-        doubt = None if self._ledger.told else await self._dispatch.doubt(boarded)
+        doubt = None if self._ledger.told else await self._dispatch.certainty.doubt(boarded)
         try:
             self._close_ledger(boarded, doubt)
         except Malformed as malformed:
@@ -221,24 +212,31 @@ class Generation:
         if end in SUSPECTED:
             self._dispatch.suspect(boarded.route, f"{end}: {detail}")
         if self._ledger.made:
-            doubt = await self._dispatch.doubt(boarded)
+            doubt = await self._dispatch.certainty.doubt_of_kept(boarded)
             try:
                 self._close_ledger(boarded, doubt)
             except Malformed:
                 self._ledger.reject()
+        if end is End.CANCELLED:
+            self._stop()
+            return
         if end is End.DEADLINE:
-            raise self._timed_out()
-        if self._recover_by is None:
-            self._recover_by = anyio.current_time() + self._limits.recovery_timeout_s
-        if end is not End.VERSION_MOVED:
-            self._avoid = boarded.route.key.engine
-        if end in (End.OVERLOADED, End.ABORTED):
-            self._rest_s = max(rest_s, BACKOFF_S[min(self._rests, len(BACKOFF_S) - 1)])
-            self._rests += 1
-        if end in COUNTED:
-            self._failures += 1
-            if self._failures >= self._limits.max_engine_failures:
-                raise self._given_up()
+            raise self._failed(failures.late(Late.DEADLINE, self._limits, self.turn()))
+        self._gate.broken()
+        self._broken_at = self._broken_at or anyio.current_time()
+        self._toll.count(end, boarded.route.key, rest_s=rest_s, chance=self._dispatch.chance())
+        if self._toll.spent:
+            raise self._failed(failures.given_up(self._toll, self.turn()))
+
+    async def _rejected(self, rejected: Rejected) -> None:
+        """A refusal is the caller's fault, unless the same turn was accepted before without its tokens."""
+        assert self._aloft is not None
+        if self._aloft.ask.kept:
+            self._ledger.distrust(f"refused to be continued: {rejected}")
+            await self._interrupted(End.REJECTED, str(rejected))
+            return
+        self._land(End.REJECTED, str(rejected))
+        raise self._failed(failures.refused(rejected, self.turn())) from rejected
 
     def _close_ledger(self, boarded: Boarded, doubt: str | None) -> None:
         certain = boarded.version if doubt is None else None
@@ -247,72 +245,39 @@ class Generation:
     def _land(self, end: End, detail: str) -> None:
         """The attempt is over: record it and let go of everything it holds."""
         assert self._aloft is not None
-        flight, boarded, ask, request_id, began, started_at, timer = self._aloft
-        self._aloft = None
-        if timer is not None:
-            timer.cancel()
-        flight.close()
-        self._dispatch.leave(boarded.route, flight)
-        if end in (End.CANCELLED, End.DEADLINE, End.FENCED, End.IDLE):
-            names = (
-                [flight.request_id] if flight.request_id else [request_id, f"generate-tokens-{request_id}"]
-            )
-            self._dispatch.abort(boarded.route, names)
-        self._attempts.append(
-            Attempt(
-                engine=boarded.route.key.engine,
-                incarnation=boarded.route.key.incarnation,
-                version=str(boarded.version),
-                request_id=request_id,
-                kept=ask.kept,
-                sent=len(ask.token_ids),
-                max_tokens=ask.sampling_params.get("max_tokens"),
-                made=self._ledger.made,
-                restarted=ask.restarted,
-                reason=end,
-                detail=detail,
-                started_at=started_at,
-                first_token_s=self._first_token_s,
-                seconds=anyio.current_time() - began,
-            )
-        )
+        aloft, self._aloft = self._aloft, None
+        self._attempts.append(aloft.land(end, detail, made=self._ledger.made))
+        self._dispatch.leave(aloft.boarded, aloft.flight)
+        if end in UNHEARD:
+            told = aloft.flight.request_id
+            names = [told] if told else self._speech.names(aloft.request_id)
+            self._dispatch.asides.abort(aloft.boarded.route, names)
+
+    def _failed(self, error: ReplayError) -> ReplayError:
+        self._outcome = failures.outcome_of(error)
+        return error
+
+    # --- from outside --------------------------------------------------------------------------------
+
+    def abort(self) -> None:
+        """End the turn where it is: the next step makes it `done`, with what there is."""
+        self._aborted = True
+        if self._aloft is not None:
+            self._aloft.flight.cut(End.CANCELLED, ABORTED)
+        self._gate.abort()
+
+    def _stop(self) -> None:
+        self.done, self._outcome = True, Outcome.ABANDONED
 
     def close(self) -> None:
         """Stop where it is: an attempt under way is aborted."""
         if self._aloft is not None:
-            end = End.COMPLETE if self.done else End.CANCELLED
-            self._land(end, "")
-
-    # --- errors --------------------------------------------------------------------------------------
-
-    def _rejected(self, rejected: Rejected) -> ReplayError:
-        self._land(End.REJECTED, str(rejected))
-        last = self._attempts[-1]
-        return RequestRejected(
-            f"{last.engine}.{last.incarnation} refused the request: {rejected}",
-            self.turn(),
-            status=rejected.status,
-            body=rejected.body,
-        )
-
-    def _timed_out(self) -> ReplayError:
-        return ReplayTimeout(f"not complete within {self._limits.timeout_s:g} s{self._so_far()}", self.turn())
-
-    def _given_up(self) -> ReplayError:
-        message = f"given up after {self._failures} engine failures{self._so_far()}"
-        if self._failures >= POISON:
-            return PoisonRequestError(f"{message}; the request may be their cause", self.turn())
-        return ReplayError(message, self.turn())
-
-    def _so_far(self) -> str:
-        turn = self.turn()
-        ends = ", ".join(f"{each.engine}.{each.incarnation} {each.reason}" for each in turn.attempts)
-        return f"; {len(turn.token_ids)} tokens so far; attempts: {ends or 'none'}"
+            self._land(End.COMPLETE if self.done else End.CANCELLED, "")
 
 
-def _unasked(finish_reason: str | None) -> tuple[End, str] | None:
+def _unasked(finish_reason: str) -> tuple[End, str] | None:
     """The end of an attempt by a finish reason that does not complete the turn."""
-    if finish_reason is None or finish_reason in WHOLE:
+    if finish_reason in WHOLE:
         return None
     if finish_reason == "abort":
         return End.ABORTED, "finish reason abort, which nobody here asked for"

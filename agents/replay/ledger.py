@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from relight.agents.replay.drift import Kept
 from relight.agents.replay.params import Params, continued, rules
 from relight.agents.replay.seam import Decodes, Seam
 from relight.agents.replay.strand import WHOLE, Malformed, Strand
@@ -73,7 +74,9 @@ class Ledger:
         self._tokenizer = tokenizer
         self._strands = [Strand() for _ in range(self._rules.n)]
         self._doubt: str | None = None
-        """Why versions of kept tokens are not certain."""
+        """Why the kept tokens may not be continued, whatever the version."""
+        self.taken = 0
+        """Tokens that came and were taken, over all attempts, and those of them that were dropped again."""
         self._void = False
         """What is there gives way to the first token that comes."""
         self._seam: Seam | None = None
@@ -113,6 +116,25 @@ class Ledger:
         if self._rules.max_tokens is not None and len(token_ids) >= self._rules.max_tokens > 0:
             return "length", None
         return None, None
+
+    @property
+    def bound(self) -> bool:
+        """There are tokens, and all of the turn are to be of their version."""
+        return self._policy.same and not self._void and any(strand.token_ids for strand in self._strands)
+
+    def scored_at(self, version: str) -> list[Kept]:
+        """The kept tokens that were sampled by `version`, where logprobs were asked for."""
+        strand, first = self._strands[0], len(self._prompt)
+        return [
+            Kept(first + place, strand.token_ids[place], strand.scored[place].logprob)
+            for span in strand.spans
+            if span.version == version and strand.scored
+            for place in range(span.start, span.end)
+        ]
+
+    def distrust(self, why: str) -> None:
+        """The kept tokens are not to be continued: the next request begins at the prompt."""
+        self._doubt = why
 
     def why_replayed(self, version: str) -> str | None:
         """Why the kept tokens may not be continued at `version`; none where they may, or there are none."""
@@ -168,6 +190,7 @@ class Ledger:
             self._void, self._doubt = False, None
             strand = self._strands[delta.index]
         start = len(strand.token_ids)
+        self.taken += len(token_ids)
         scored = strand.take(delta, len(token_ids), self._rules)
         if reason in WHOLE:
             strand.finish_reason, strand.stop_reason = reason, stop

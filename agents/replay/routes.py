@@ -1,46 +1,19 @@
 """Where calls may go: routes by engine and incarnation, from the state and the decisions after it. Pure.
 
-Every change is compare-and-change by incarnation: what is said of an older one touches nothing newer, and a
-call counts on the route object it was given, so that a late release cannot touch a replacement. Epochs below
-the highest one seen are ignored. A route that a client suspects is passed over until a decision names it.
+Every change is compare-and-change by incarnation: what is said of an older one touches nothing newer. Epochs
+below the highest one seen are ignored. A route that a client suspects is passed over until a decision names
+it.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from relight.agents.replay.picks import REPLAYS_AT_ONCE, Picks
+from relight.agents.replay.route import ANY, Key, Route, Wanted
 from relight.events.decisions import AnyDecision, LoadWeights, RouteAdded, RouteFenced, SyncWeights
 from relight.events.ids import EngineName
 from relight.events.schema import Meta, Snapshot
 from relight.events.version import Version
-
-SESSIONS = 65_536
-"""Sticky sessions remembered; the least recently used one is forgotten first."""
-
-
-class Key(NamedTuple):
-    engine: EngineName
-    incarnation: int
-
-
-class Route:
-    """One incarnation that calls may be sent to, with what is under way there."""
-
-    __slots__ = ("address", "in_flight", "key", "moves", "moving", "suspected", "version")
-
-    def __init__(self, key: Key, address: str, version: Version) -> None:
-        self.key = key
-        self.address = address
-        self.version = version
-        self.in_flight = 0
-        self.suspected = False
-        self.moving = False
-        """A sync or load that names it is under way: what it samples now is of no certain version."""
-        self.moves = 0
-        """Counts everything that may have changed its weights."""
-
-    def __repr__(self) -> str:
-        return f"Route({self.key.engine}.{self.key.incarnation} {self.address} {self.version})"
 
 
 class Freed(NamedTuple):
@@ -57,7 +30,14 @@ class Spared(NamedTuple):
     route: Route
 
 
-Change = Freed | Spared
+class Moved(NamedTuple):
+    """A route that stands is of another version now."""
+
+    route: Route
+    version: Version
+
+
+Change = Freed | Spared | Moved
 
 
 class Routes:
@@ -70,8 +50,7 @@ class Routes:
         self._routed: dict[EngineName, Route] = {}
         self._leaving: dict[Key, Route] = {}
         self._highest: dict[EngineName, int] = {}
-        self._sessions: OrderedDict[str, Key] = OrderedDict()
-        self._turn = 0
+        self._picks = Picks()
 
     def __iter__(self) -> Iterator[Route]:
         return iter(self._routed.values())
@@ -83,13 +62,15 @@ class Routes:
 
     def read(self, snapshot: Snapshot, *, stamp: str) -> list[Change]:
         """Take the state in place of everything known. That of another server, of an older epoch or of no
-        job says nothing: routes that are held stay, and a fresh reader has none.
+        job says nothing: routes that are held stay, of no certain version until somebody names
+        them, and a fresh reader has none.
         """
         self.blind = None
         meta = snapshot.meta
         if meta is None or meta.bus != stamp or snapshot.epoch < self.epoch:
             for route in self._all():
                 route.moves += 1
+                route.moving = True  # what it holds by now nobody has told
             return []
         self.epoch = snapshot.epoch
         changes: list[Change] = []
@@ -100,6 +81,7 @@ class Routes:
         }
         for route in list(self._routed.values()):
             if route.key not in routed:
+                route.moves += 1  # what was decided of it meanwhile is not known
                 changes += self._drop(route, 0.0, "the state routes it no more")
         for route in self._leaving.values():
             route.moves += 1
@@ -165,6 +147,8 @@ class Routes:
         if route is None:
             route = Route(key, address, version)
         if (route.version, route.address) != (version, address):
+            if route.version != version:
+                changes.append(Moved(route, version))
             route.version, route.address = version, address
             route.moves += 1
         self._routed[key.engine] = route
@@ -193,35 +177,31 @@ class Routes:
 
     # --- what calls do -----------------------------------------------------------------------------
 
-    def pick(self, *, session: str | None = None, avoid: EngineName | None = None) -> Route | None:
-        """The route for the next call, counted on it: the session's own, else the one with the fewest under
-        way. `avoid` is taken only where there is no other.
-        """
-        usable = [route for route in self._routed.values() if not route.suspected]
-        usable = [route for route in usable if route.key.engine != avoid] or usable
-        if not usable:
-            return None
-        route = self._of_session(session, usable) if session is not None else None
-        if route is None:
-            # Equals are taken in turn, or the first of them would get every call of a slow stream of calls.
-            self._turn += 1
-            turn = self._turn % len(usable)
-            route = min(usable[turn:] + usable[:turn], key=lambda each: each.in_flight)
-        if session is not None:
-            self._sessions[session] = route.key
-            self._sessions.move_to_end(session)
-            if len(self._sessions) > SESSIONS:
-                self._sessions.popitem(last=False)
-        route.in_flight += 1
-        return route
+    def pick(self, wanted: Wanted = ANY) -> Route | None:
+        """The route for the next call, counted on it; none where it has to wait."""
+        return self._picks.take(list(self._routed.values()), wanted)
 
-    def _of_session(self, session: str, usable: list[Route]) -> Route | None:
-        key = self._sessions.get(session)
-        return next((route for route in usable if route.key == key), None)
+    def stands(self, route: Route) -> bool:
+        """Whether calls may still be sent to it."""
+        return self._routed.get(route.key.engine) is route
 
-    def other_than(self, avoid: EngineName) -> bool:
+    def roomy(self, *, replays: bool) -> bool:
+        """Whether some call could take a route now, a replay or any other."""
+        return any(
+            not route.suspected and (not replays or route.boarding < REPLAYS_AT_ONCE)
+            for route in self._routed.values()
+        )
+
+    @property
+    def boarding(self) -> int:
+        """Replays whose first token has not come yet."""
+        return sum(route.boarding for route in self._all())
+
+    def other_than(self, avoid: Key) -> bool:
         """Whether a call could go elsewhere."""
-        return any(route.key.engine != avoid and not route.suspected for route in self._routed.values())
+        return any(
+            route.key.engine != avoid.engine and not route.suspected for route in self._routed.values()
+        )
 
     def suspect(self, route: Route) -> bool:
         """Pass `route` over until a decision names it; whether that is new."""
@@ -229,9 +209,11 @@ class Routes:
         route.suspected = True
         return new
 
-    def release(self, route: Route) -> None:
-        """A call on `route` has ended."""
+    def release(self, route: Route, wanted: Wanted = ANY, *, boarding: bool = False) -> None:
+        """A call on `route` has ended; `boarding`: a replay whose first token never came."""
         route.in_flight -= 1
+        route.suspects -= wanted.suspect
+        route.boarding -= boarding
 
 
 def _syncing(meta: Meta, key: Key) -> bool:

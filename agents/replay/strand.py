@@ -160,9 +160,9 @@ def _check_scored(token_ids: list[int], delta: Delta) -> None:
     content: Sequence[Scored | Ranked] | None = delta.logprobs.content if delta.logprobs is not None else None
     if content is None or len(content) != len(token_ids):
         raise Malformed(f"{len(token_ids)} token ids with {0 if content is None else len(content)} logprobs")
-    for token_id, scored in zip(token_ids, content, strict=True):
-        if token_id != scored.token_id:
-            raise Malformed(f"token {token_id} with the logprob of {scored.token_id}")
+    told = [scored.token_id for scored in content]
+    if told != token_ids:
+        raise Malformed(f"tokens {token_ids} with the logprobs of {told}")
 
 
 def _check_labels(labels: list[VersionSpan], *, made: int) -> None:

@@ -6,7 +6,9 @@ ever comes: the reading costs nothing for it, since the reader's own future is m
 """
 
 import asyncio
-from collections.abc import Mapping
+import errno
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 
 import aiohttp
 import anyio
@@ -44,11 +46,12 @@ class Rejected(Exception):
 
 
 class Overloaded(Exception):
-    """The engine takes no request now."""
+    """The engine takes no request now, or this process can send none (`end`)."""
 
-    def __init__(self, retry_after_s: float, detail: str) -> None:
+    def __init__(self, retry_after_s: float, detail: str, *, end: End = End.OVERLOADED) -> None:
         super().__init__(detail)
         self.retry_after_s = retry_after_s
+        self.end = end
 
 
 class Flight:
@@ -67,6 +70,8 @@ class Flight:
         self._cut: Interrupted | None = None
         self._waiting_since: float | None = None
         self._failed: Interrupted | Rejected | None = None
+        self.bound = False
+        """Its turn has tokens, and they are to be of one version: a move of the weights ends it."""
         self.request_id: str | None = None
         """As the engine calls the request; known with its first chunk."""
 
@@ -80,16 +85,53 @@ class Flight:
         elif self._response is not None:
             self._response.content.set_exception(self._cut)
 
-    async def open(
-        self, http: aiohttp.ClientSession, address: str, body: bytes, headers: Mapping[str, str]
+    async def open(  # noqa: PLR0913 - one request
+        self,
+        http: aiohttp.ClientSession,
+        address: str,
+        body: bytes,
+        headers: Mapping[str, str],
+        *,
+        path: str = PATH,
+        after_s: float = 0.0,
     ) -> None:
-        """Send the request and read the status; raises Interrupted, Rejected, Overloaded."""
+        """Wait `after_s`, send the request and read the status; raises Interrupted, Rejected, Overloaded."""
+        with self._opened():
+            if after_s > 0.0:
+                await anyio.sleep(after_s)
+            self._response = await self._post(http, address + path, body, headers)
+            if self._response.status != 200:
+                await self._refused(self._response)
+
+    async def ask(
+        self,
+        http: aiohttp.ClientSession,
+        address: str,
+        body: bytes,
+        headers: Mapping[str, str],
+        *,
+        path: str = PATH,
+    ) -> bytes:
+        """The whole answer to another request of the same attempt, beside its own; raises as `open` does."""
+        with self._opened():
+            response = await self._post(http, address + path, body, headers)
+            if response.status != 200:
+                await self._refused(response)
+            try:
+                return await response.read()
+            except (aiohttp.ClientError, OSError) as error:
+                raise Interrupted(End.RESET, _named(error)) from error
+        raise AssertionError("a cut raises")
+
+    @contextmanager
+    def _opened(self) -> Generator[None]:
+        """What is sent in this block ends with a cut, and is watched for silence."""
+        if self._cut is not None:
+            raise self._cut
         self._watch()
         with anyio.CancelScope() as self._opening:
             self._waiting_since = self._loop.time()
-            self._response = await self._post(http, address + PATH, body, headers)
-            if self._response.status != 200:
-                await self._refused(self._response)
+            yield
         self._opening = self._waiting_since = None
         if self._cut is not None:
             raise self._cut
@@ -104,6 +146,8 @@ class Flight:
                 # A kept-alive connection that the server had closed looks like this too; a fresh one tells.
                 return await http.post(url, data=body, headers=headers)
         except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError, aiohttp.InvalidURL) as error:
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                raise Overloaded(0.0, f"{url}: {error}", end=End.EXHAUSTED) from error
             raise Interrupted(End.REFUSED, f"{url}: {error}") from error
         except (aiohttp.ClientError, OSError) as error:
             raise Interrupted(End.RESET, f"{url}: {_named(error)}") from error
@@ -124,43 +168,45 @@ class Flight:
     async def read(self) -> list[Chunk]:
         """The chunks that came since, at least one; raises Interrupted or Rejected when there are no more."""
         assert self._response is not None, "read after open"
+        content = self._response.content
         while self._failed is None:
-            if chunks := self._chunks(await self._data(self._response.content)):
+            self._waiting_since = self._loop.time()
+            try:
+                data = await content.readany()
+                payloads = self._events.feed(data)
+            except EventTooLong as error:
+                raise Interrupted(End.MALFORMED, str(error)) from error
+            except (aiohttp.ClientError, OSError) as error:
+                raise Interrupted(End.RESET, _named(error)) from error
+            finally:
+                self._waiting_since = None
+            if not data:
+                self._failed = Interrupted(End.EOF, "the body ended before a finish reason")
+            elif chunks := self._chunks(payloads):
                 return chunks
         raise self._failed
-
-    async def _data(self, content: aiohttp.StreamReader) -> list[bytes]:
-        """The events that came, none at the end of the body."""
-        self._waiting_since = self._loop.time()
-        try:
-            while data := await content.readany():
-                if payloads := self._events.feed(data):
-                    return payloads
-        except EventTooLong as error:
-            raise Interrupted(End.MALFORMED, str(error)) from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise Interrupted(End.RESET, _named(error)) from error
-        finally:
-            self._waiting_since = None
-        return []
 
     def _chunks(self, payloads: list[bytes]) -> list[Chunk]:
         """Those before the first failure, which is raised by the read after them."""
         chunks: list[Chunk] = []
         try:
             for payload in payloads:
-                if payload == _DONE:
-                    raise Interrupted(End.DONE_WITHOUT_FINISH, "[DONE] came before a finish reason")
-                chunks.append(self._chunk(payload))
-            if not payloads:
-                raise Interrupted(End.EOF, "the body ended before a finish reason")
+                chunk = self._done() if payload == _DONE else self._chunk(payload)
+                chunks.append(chunk)
         except (Interrupted, Rejected) as failed:
             self._failed = failed
         return chunks
 
+    def _done(self) -> Chunk:
+        """The end mark, which nobody who has a finish reason waits for."""
+        raise Interrupted(End.DONE_WITHOUT_FINISH, "[DONE] came before a finish reason")
+
+    def _decode(self, payload: bytes) -> Chunk:
+        return self._decoder.decode(payload)
+
     def _chunk(self, payload: bytes) -> Chunk:
         try:
-            chunk: Chunk = self._decoder.decode(payload)
+            chunk = self._decode(payload)
         except msgspec.MsgspecError as error:
             raise Interrupted(End.MALFORMED, f"{error}: {_text(payload)}") from error
         if chunk.error is not None:
@@ -171,6 +217,17 @@ class Flight:
         if self.request_id is None:
             self.request_id = chunk.request_id
         return chunk
+
+    async def rest(self) -> bytes:
+        """All that the body still has, for an answer that is no stream; raises Interrupted."""
+        assert self._response is not None, "rest after open"
+        self._waiting_since = self._loop.time()
+        try:
+            return await self._response.content.read()
+        except (aiohttp.ClientError, OSError) as error:
+            raise Interrupted(End.RESET, _named(error)) from error
+        finally:
+            self._waiting_since = None
 
     async def finish(self, within_s: float) -> None:
         """After a finish reason: read the rest, so that the connection can be used again."""
@@ -192,7 +249,7 @@ class Flight:
     # --- no byte for too long ----------------------------------------------------------------------
 
     def _watch(self) -> None:
-        if self._idle_s is not None:
+        if self._idle_s is not None and self._timer is None:
             self._timer = self._loop.call_later(self._idle_s, self._look)
 
     def _look(self) -> None:

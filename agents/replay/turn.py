@@ -44,6 +44,8 @@ class End(StrEnum):
     """A status of 5xx."""
     OVERLOADED = "overloaded"
     """A status of 429, or 503 with Retry-After."""
+    EXHAUSTED = "exhausted"
+    """This process has no file descriptor left: nothing that an engine could do about."""
     IDLE = "idle"
     """No byte for `idle_timeout_s`."""
     FENCED = "fenced"
@@ -75,6 +77,9 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """What was asked for; none where the caller gave no cap."""
     made: int
     """New tokens that were taken from it, all choices together."""
+    seam_drift: float | None = None
+    """With `check_seam`: how far its engine's own logprobs of the kept tokens lie from those that stand, at
+    most, in nats; only tokens of its route's version are compared."""
     restarted: str | None
     """Why it was replayed from the turn's prompt although tokens were there; none where it was not."""
     reason: End
@@ -186,7 +191,7 @@ class ReplayError(RelightError):
 
 
 class PoisonRequestError(ReplayError):
-    """A turn that was in flight in so many deaths that it may be their cause."""
+    """A turn that was in flight in three deaths: it may be their cause."""
 
 
 class RequestRejected(ReplayError):
@@ -200,3 +205,7 @@ class RequestRejected(ReplayError):
 
 class ReplayTimeout(ReplayError):
     """The caller's `timeout_s` or `recovery_timeout_s` has passed."""
+
+
+class NoRoute(ReplayTimeout):
+    """No engine of the job was routed, or had room, within `recovery_timeout_s`."""

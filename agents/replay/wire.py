@@ -1,6 +1,7 @@
 """The chunks of `/inference/v1/generate` as vLLM streams them, typed: each is parsed once.
 
 Fields that nobody reads are skipped by the decoder. Candidates are parsed only where they were asked for.
+None of these can be part of a cycle, so the collector is not told of them.
 """
 
 import msgspec
@@ -22,7 +23,7 @@ class Scored(msgspec.Struct, frozen=True, gc=False):
     rank: int | None = None
 
 
-class Ranked(msgspec.Struct, frozen=True):
+class Ranked(msgspec.Struct, frozen=True, gc=False):
     """A sampled token with its logprob and the candidates at its place."""
 
     token_id: int
@@ -31,15 +32,15 @@ class Ranked(msgspec.Struct, frozen=True):
     top_logprobs: list[Candidate] = []
 
 
-class ScoredContent(msgspec.Struct, frozen=True):
+class ScoredContent(msgspec.Struct, frozen=True, gc=False):
     content: list[Scored] | None = None
 
 
-class RankedContent(msgspec.Struct, frozen=True):
+class RankedContent(msgspec.Struct, frozen=True, gc=False):
     content: list[Ranked] | None = None
 
 
-class VersionSpan(msgspec.Struct, frozen=True):
+class VersionSpan(msgspec.Struct, frozen=True, gc=False):
     """Tokens `[start, end)` of this request's output were sampled under the label `version`."""
 
     version: str
@@ -47,7 +48,7 @@ class VersionSpan(msgspec.Struct, frozen=True):
     end: int
 
 
-class Delta(msgspec.Struct, frozen=True, kw_only=True):
+class Delta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one chunk brings for one choice."""
 
     index: int
@@ -60,15 +61,15 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     sampling_mask: list[list[int]] | None = None
 
 
-class ScoredDelta(Delta, frozen=True, kw_only=True):
+class ScoredDelta(Delta, frozen=True, kw_only=True, gc=False):
     logprobs: ScoredContent | None = None
 
 
-class RankedDelta(Delta, frozen=True, kw_only=True):
+class RankedDelta(Delta, frozen=True, kw_only=True, gc=False):
     logprobs: RankedContent | None = None
 
 
-class Failure(msgspec.Struct, frozen=True):
+class Failure(msgspec.Struct, frozen=True, gc=False):
     """An error frame."""
 
     message: str = ""
@@ -76,13 +77,13 @@ class Failure(msgspec.Struct, frozen=True):
     code: int | str | None = None
 
 
-class ScoredChunk(msgspec.Struct, frozen=True):
+class ScoredChunk(msgspec.Struct, frozen=True, gc=False):
     choices: list[ScoredDelta] = []
     request_id: str = ""
     error: Failure | str | None = None
 
 
-class RankedChunk(msgspec.Struct, frozen=True):
+class RankedChunk(msgspec.Struct, frozen=True, gc=False):
     choices: list[RankedDelta] = []
     request_id: str = ""
     error: Failure | str | None = None

@@ -12,6 +12,7 @@ from relight.agents.stub import shapes
 from relight.agents.stub.engine import Engine, EngineError
 from relight.agents.stub.generation import Generation
 from relight.agents.stub.sampling import Body, error_body
+from relight.agents.stub.shapes import TOKENS, Words
 from relight.agents.stub.wire import Add
 
 INTERNAL = "InternalServerError"
@@ -20,20 +21,28 @@ INTERNAL = "InternalServerError"
 class Answer:
     """One answer being given. `limit` tokens of the first choice arrive before `fault` strikes."""
 
-    def __init__(
-        self, request: web.Request, engine: Engine, body: Body, limit: int | None, fault: str
+    def __init__(  # noqa: PLR0913 - one answer
+        self,
+        request: web.Request,
+        engine: Engine,
+        body: Body,
+        limit: int | None,
+        fault: str,
+        *,
+        words: Words = TOKENS,
     ) -> None:
         self.request = request
         self.engine = engine
         self.body = body
         self.limit = limit
         self.fault = fault
+        self.words = words
         self.interval = body.sampling_params.stream_interval or engine.settings.stream_interval
 
     async def give(self, add: Add, plain_id: str) -> web.StreamResponse:
         """Generate and answer; leaves nothing in the core when the client goes."""
         try:
-            generation = self.engine.begin(f"generate-tokens-{plain_id}", add)
+            generation = self.engine.begin(self.words.name(plain_id), add)
         except EngineError as error:
             return web.json_response(error_body(str(error), INTERNAL, 500), status=500)
         if self.engine.draining:
@@ -52,7 +61,7 @@ class Answer:
         response.charset = "utf-8"
         await response.prepare(self.request)
         async for choices in self._choices(generation):
-            await response.write(b"".join(shapes.chunk(generation, [each]) for each in choices))
+            await response.write(b"".join(self.words.chunk(generation, [each]) for each in choices))
         options = self.body.stream_options
         struck = self._struck(generation)
         error = generation.error or ("Internal server error" if self.fault in ("error", "error_done") else "")
@@ -65,7 +74,7 @@ class Answer:
             end = {**shapes.choice(part, 0, part.sent, body=self.body, knobs=self.engine.knobs)}
             spans = _clipped(part.spans(), part.sent)
             await response.write(
-                shapes.chunk(generation, [{**end, "finish_reason": "abort", "weight_versions": spans}])
+                self.words.chunk(generation, [{**end, "finish_reason": "abort", "weight_versions": spans}])
             )
         elif struck and self.fault == "eof":
             return response
@@ -74,7 +83,7 @@ class Answer:
         elif options is not None and options.include_usage:
             used = shapes.usage(generation, len(self.body.token_ids))
             told = {name: count for name, count in used.items() if count is not None}
-            await response.write(shapes.chunk(generation, [], told))
+            await response.write(self.words.chunk(generation, [], told))
         if not (struck and self.fault == "error"):
             await response.write(shapes.DONE)
         return response
@@ -102,7 +111,7 @@ class Answer:
         if generation.error:
             return web.json_response(error_body(generation.error, INTERNAL, 500), status=500, headers=headers)
         listed = [collected[index] for index in sorted(collected)]
-        content = shapes.whole(generation, listed, self.body, self.engine.settings.served_model_name)
+        content = self.words.whole(generation, listed, self.body, self.engine.settings.served_model_name)
         return web.Response(body=shapes.encode(content), content_type="application/json", headers=headers)
 
     async def _choices(self, generation: Generation) -> AsyncIterator[list[dict[str, Any]]]:

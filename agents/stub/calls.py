@@ -35,6 +35,8 @@ async def answer(core: "Core", method: str, args: dict[str, Any]) -> Any:
             return core.scheduler.reset_cache(core.knobs.prefix_cache, preempt=args["preempt"])
         case "checksums":
             return await _checksums(core)
+        case "transfer":
+            await _transfer(core, args["step"], args["body"])
         case "collective_rpc":
             await _rpc(core, args["method"], args["kwargs"])
             return [None]
@@ -81,11 +83,41 @@ async def _reload(core: "Core", folder: str) -> None:
         raise CallFailed("Call to collective_rpc method failed: reload refused by a knob")
     if knobs.reload == "nothing":
         return
-    told = await core.worker.ask(Ask("load", folder=folder, sleep_s=knobs.reload_s))
+    if knobs.reload == "base":
+        folder = core.settings.model
+    half = knobs.reload == "half"
+    told = await core.worker.ask(Ask("load", folder=folder, sleep_s=knobs.reload_s, half=half))
     if told.error:
         core.poisoned = True
         raise CallFailed(f"Call to collective_rpc method failed: {told.error}")
-    core.digest = Digest(told.digest)
+    spoil = "spoilt " if knobs.reload == "spoil" else ""
+    core.digest = Digest(spoil + told.digest)
+
+
+async def _transfer(core: "Core", step: str, body: dict[str, Any]) -> None:
+    """vLLM's order of calls; between start and a good end the tensors have no bytes: a request is fatal."""
+    fault = core.knobs.transfer
+    updating = core.updating
+    if step == "start_weight_update":
+        if updating or fault == "refuse":
+            raise CallFailed("start_weight_update called while a weight update is already active")
+        core.updating = core.poisoned = True
+    elif step in ("update_weights", "finish_weight_update") and not updating:
+        raise CallFailed("start_weight_update must be called before update_weights.")
+    elif step == "update_weights":
+        if fault == "hang":
+            await asyncio.Event().wait()
+        if fault == "fail":
+            raise CallFailed("update refused by a knob")
+        told = await core.worker.ask(Ask("load", folder=str(body["update_info"]["folder"])))
+        if told.error:
+            raise CallFailed(told.error)
+        core.digest = Digest(told.digest)
+    elif step == "finish_weight_update":
+        if fault == "finish":
+            raise CallFailed("finish refused by a knob")
+        core.updating = core.poisoned = False
+        core.version = body.get("weight_version") or core.version
 
 
 async def _checksums(core: "Core") -> dict[str, str]:

@@ -73,6 +73,18 @@ async def update_weight_version(request: web.Request, engine: Engine) -> web.Res
     return web.json_response({"success": True, "new_version": body["new_version"]})
 
 
+async def get_world_size(_: web.Request, _engine: Engine) -> web.Response:
+    """One worker."""
+    return web.json_response({"world_size": 1})
+
+
+async def transfer(request: web.Request, engine: Engine) -> web.Response:
+    """One call of a pushed update. The stub's transport is a folder, named in `update_info`."""
+    body = await json_object(request) if request.can_read_body else {}
+    await engine.call("transfer", step=request.path.strip("/"), body=body)
+    return web.json_response({"message": request.path})
+
+
 async def weight_checker(request: web.Request, engine: Engine) -> web.Response:
     """The tensors' hashes, alone or against a baseline."""
     body = await json_object(request, action=str)

@@ -17,7 +17,7 @@ import msgspec
 from relight.agents.stub import wire
 from relight.agents.stub.calls import CallFailed, answer
 from relight.agents.stub.link import WorkerLink, open_link
-from relight.agents.stub.processes import connected_child
+from relight.agents.stub.processes import compile_for, connected_child
 from relight.agents.stub.scheduler import Scheduler, Sequence
 from relight.agents.stub.settings import Settings
 from relight.agents.stub.tokens import VOCABULARY, Digest, score_prompt
@@ -48,6 +48,8 @@ class Core:
         self.dummy = settings.load_format == "dummy"
         self.asleep = False
         self.poisoned = False
+        self.updating = False
+        """Between the start and a good end of a pushed update."""
         self._budget = self._fresh_budget()
         self._server = server
         self._work = asyncio.Event()
@@ -101,6 +103,8 @@ class Core:
                     self.knobs = knobs
                     self._budget = self._fresh_budget()
                     self.worker.set(self.settings, again=True)
+                    if knobs.compile_s:
+                        compile_for(knobs.compile_s)
                     await self._spend(0)
                 case Start():
                     raise AssertionError("a core is started once")
@@ -119,6 +123,9 @@ class Core:
         except CallFailed as error:
             self.send(Reply(call.number, status=500, error=str(error)))
         self.report()
+        if call.method == "wake_up" and self.knobs.dies_at_wake_up:
+            await self._server.drain()
+            os._exit(1)
 
     async def _pause_wait(self, number: int) -> None:
         self.scheduler.pause("wait")
@@ -156,7 +163,7 @@ class Core:
             if sequence.add.prompt_scores and sequence.index == 0
         }
         counters = (scheduler.iterations, scheduler.generated, len(scheduler.running), len(scheduler.waiting))
-        self.send(Iteration(self.label, tuple(made or ()), *counters, scores))
+        self.send(Iteration(self.label, tuple(made or ()), *counters, scores, scheduler.hits))
         (self._work.set if scheduler.runnable else self._work.clear)()
         (self._idle.clear if scheduler.running else self._idle.set)()
 

@@ -8,7 +8,10 @@ from relight.agents.stub.answer import INTERNAL, Answer
 from relight.agents.stub.engine import Engine
 from relight.agents.stub.knobs import Knobs
 from relight.agents.stub.log import access
-from relight.agents.stub.sampling import BadRequest, error_body, read_body
+from relight.agents.stub.sampling import BadRequest, Body, error_body, read_body
+from relight.agents.stub.shapes import TOKENS, Words
+from relight.agents.stub.texts import Spoken
+from relight.agents.stub.wire import Add
 
 
 async def generate(request: web.Request, engine: Engine) -> web.StreamResponse:
@@ -31,12 +34,21 @@ async def generate(request: web.Request, engine: Engine) -> web.StreamResponse:
         access(request, 400)
         return web.json_response(error_body(str(error), error.kind, 400, error.param), status=400)
     plain_id = header or body.request_id or uuid.uuid4().hex[:16]
+    words = TOKENS if body.output_mode == "tokens" else Spoken(body.token_ids)
+    return await answered(request, engine, (body, add), plain_id=plain_id, words=words)
+
+
+async def answered(
+    request: web.Request, engine: Engine, asked: tuple[Body, Add], *, plain_id: str, words: Words
+) -> web.StreamResponse:
+    """Answer what has been read, with the faults that the knobs ask for."""
+    body, add = asked
     knobs = engine.knobs
     status = 500 if engine.ended else knobs.generate_status or 200
     access(
         request,
         status,
-        request_id=f"generate-tokens-{plain_id}",
+        request_id=words.name(plain_id),
         prompt=len(add.token_ids),
         max_tokens=add.max_tokens,
     )
@@ -47,7 +59,7 @@ async def generate(request: web.Request, engine: Engine) -> web.StreamResponse:
         await engine.dead.wait()
     if fault == "empty" or (fault == "eof" and not body.stream):
         return web.Response(content_type="text/event-stream")
-    answer = Answer(request, engine, body, _limit(knobs, fault), fault)
+    answer = Answer(request, engine, body, _limit(knobs, fault), fault, words=words)
     return await answer.give(add, plain_id)
 
 

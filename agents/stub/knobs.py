@@ -8,7 +8,8 @@ from typing import Any, Literal
 import msgspec
 
 StreamFault = Literal["none", "error", "error_done", "eof", "cut", "hang", "abort", "empty", "silent"]
-Reload = Literal["load", "nothing", "fail", "poison", "hang"]
+Transfer = Literal["load", "refuse", "fail", "finish", "hang"]
+Reload = Literal["load", "nothing", "half", "base", "spoil", "fail", "poison", "hang"]
 PrefixCache = Literal["off", "on", "sticky"]
 
 
@@ -44,6 +45,12 @@ class Knobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     probe_delay_s: float = 0.0
     """/health, /is_paused and check_health answer so much later while tokens go on."""
+    no_metrics: bool = False
+    """/metrics answers 404, as behind a proxy that does not know it."""
+    compile_s: float = 0.0
+    """Once it is set, a compiler runs below the core for so many seconds, and the core answers nothing."""
+    dies_at_wake_up: bool = False
+    """/wake_up answers 200 and the core ends, as one does that finds no room for its weights."""
     generate_status: int = 0
     """Status with which /inference/v1/generate refuses (500, 503, ...); 0 is none."""
     retry_after_s: int | None = None
@@ -61,6 +68,8 @@ class Knobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """How many generations it strikes then; 0 is every one."""
     drop_token: int | None = None
     """The output token with this index (and its logprob) is left out of the answer."""
+    no_token_ids: bool = False
+    """Text answers carry no token ids, as those of engines that know no `return_token_ids`."""
     short_logprobs: bool = False
     """Each chunk carries one logprob less than tokens."""
     logprob_shift: float = 0.0
@@ -69,8 +78,14 @@ class Knobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Added to each logprob of tokens made after the next POST /resume."""
 
     reload: Reload = "load"
-    """reload_weights: `nothing` answers 200 and loads nothing, `fail` answers 500 and changes nothing,
-    `poison` answers 500 and the next request kills the core, `hang` never answers."""
+    """reload_weights: `nothing` answers 200 and loads nothing, `half` 200 and leaves every second tensor as
+    it was, `base` 200 and loads the folder it was started on, `spoil` 200 and computes with something else
+    while its checksums are right, `fail` answers 500 and changes nothing, `poison` answers 500 and the next
+    request kills the core, `hang` never answers."""
+    transfer: Transfer = "load"
+    """A pushed update: `refuse` answers 500 to its start, `fail` to the weights themselves, `finish` to its
+    end; after the last two the next request kills the core, as tensors without bytes do. `hang` takes no
+    weights and never answers."""
     reload_s: float = 0.0
     """Seconds a reload takes; the core answers nothing meanwhile, as vLLM's does not."""
     lying_version: str = ""

@@ -11,7 +11,9 @@ def exposition(engine: Engine) -> str:
     for name, kind, series in (
         ("vllm:num_requests_running", "gauge", {"": stats.running}),
         ("vllm:num_requests_waiting", "gauge", {"": stats.waiting}),
+        ("vllm:kv_cache_usage_perc", "gauge", {"": stats.running / engine.settings.max_num_seqs}),
         ("vllm:prompt_tokens", "counter", {"_total": engine.prompted}),
+        ("vllm:prefix_cache_hits", "counter", {"_total": stats.hits}),
         ("vllm:generation_tokens", "counter", {"_total": stats.generated}),
         (
             "vllm:iteration_tokens_total",

@@ -47,6 +47,8 @@ async def load(_: web.Request, engine: Engine) -> web.Response:
 
 async def metrics(_: web.Request, engine: Engine) -> web.Response:
     """Counters as the core told them last."""
+    if engine.knobs.no_metrics:
+        return web.Response(status=404)
     return web.Response(
         body=exposition(engine).encode(), headers={"Content-Type": "text/plain; version=1.0.0"}
     )

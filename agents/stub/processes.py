@@ -39,6 +39,14 @@ def connected_child(module: str, title: str) -> tuple[subprocess.Popen[bytes], s
         return spawn(module, title, (theirs.fileno(),)), ours
 
 
+def compile_for(seconds: float) -> None:
+    """Run a child that is called like a compiler, and wait for it."""
+    compiler = Path(tempfile.gettempdir()) / "cc1plus"
+    if not compiler.exists():
+        compiler.symlink_to(sys.executable)
+    subprocess.run([compiler, "-I", "-S", "-c", f"import time; time.sleep({seconds})"], check=False)
+
+
 def end(child: subprocess.Popen[bytes], within_s: float) -> None:
     """Ask a child to end by SIGTERM, and make it end by SIGKILL once that time is over."""
     child.terminate()

@@ -5,7 +5,7 @@ from http import HTTPStatus
 
 from aiohttp import web
 
-from relight.agents.stub import controls, probes
+from relight.agents.stub import controls, openai, probes
 from relight.agents.stub.controls import Refused
 from relight.agents.stub.engine import Engine, EngineError
 from relight.agents.stub.generate import generate
@@ -65,11 +65,22 @@ _TABLE: tuple[tuple[str, str, Route], ...] = (
     ("POST", "/wake_up", controls.wake_up),
     ("GET", "/weight_info", probes.weight_info),
     ("POST", "/update_weight_version", controls.update_weight_version),
+    ("GET", "/get_world_size", controls.get_world_size),
+    ("POST", "/init_weight_transfer_engine", controls.transfer),
+    ("POST", "/start_weight_update", controls.transfer),
+    ("POST", "/update_weights", controls.transfer),
+    ("POST", "/finish_weight_update", controls.transfer),
+    ("POST", "/shutdown_weight_transfer_engine", controls.transfer),
     ("POST", "/weight_checker", controls.weight_checker),
     ("POST", "/reset_prefix_cache", controls.reset_prefix_cache),
     ("POST", "/collective_rpc", controls.collective_rpc),
     ("POST", "/abort_requests", controls.abort_requests),
     ("POST", "/inference/v1/generate", generate),
+    ("POST", "/v1/completions", openai.completions),
+    ("POST", "/v1/chat/completions", openai.chat),
+    ("POST", "/v1/completions/render", openai.render_completion),
+    ("POST", "/v1/chat/completions/render", openai.render_chat),
+    ("POST", "/v1/completions/derender", openai.derender),
     ("GET", "/stub/knobs", controls.knobs),
     ("POST", "/stub/knobs", controls.knobs),
 )

@@ -1,7 +1,7 @@
 """Reading the body of /inference/v1/generate, and refusing what vLLM refuses with a 400."""
 
 import secrets
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -50,6 +50,7 @@ class Body(msgspec.Struct, frozen=True):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    output_mode: Literal["tokens", "text"] = "tokens"
 
 
 def read_body(content: bytes, settings: Settings) -> tuple[Body, Add]:

@@ -55,6 +55,8 @@ class Scheduler:
         self.paused: PauseMode | None = None
         self.iterations = 0
         self.generated = 0
+        self.hits = 0
+        """Tokens that the prefix cache has answered for."""
         self._max_num_seqs = max_num_seqs
         self._seen: dict[Prefix, Digest] = {}
 
@@ -69,7 +71,9 @@ class Scheduler:
         """Queue a request's sequences."""
         stale: Digest | None = None
         if cache != "off":
-            stale = self._seen.setdefault(prefix_of(add.token_ids[:_BLOCK]), digest)
+            start = prefix_of(add.token_ids[:_BLOCK])
+            self.hits += _BLOCK if start in self._seen else 0
+            stale = self._seen.setdefault(start, digest)
         prefix = prefix_of(add.token_ids)
         for index, seed in enumerate(add.seeds):
             sampling = Sampling(add.temperature, seed)

@@ -1,7 +1,7 @@
 """The JSON that /inference/v1/generate answers, field for field as vLLM 0.32 does with output_mode tokens."""
 
 import time
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -78,6 +78,46 @@ def whole(generation: Generation, choices: list[dict[str, Any]], body: Body, mod
         "output_mode": "tokens",
         "choices": choices,
     }
+
+
+class Words(Protocol):
+    """How one answer is written."""
+
+    def name(self, plain_id: str) -> str:
+        """What the engine calls the request."""
+        ...
+
+    def chunk(
+        self, generation: Generation, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None
+    ) -> bytes:
+        """The events of a stream for some choices as `choice` makes them, or for the usage."""
+        ...
+
+    def whole(
+        self, generation: Generation, choices: list[dict[str, Any]], body: Body, model: str
+    ) -> dict[str, Any]:
+        """The answer of a request that is not streamed."""
+        ...
+
+
+class _Tokens:
+    """The words of `/inference/v1/generate`."""
+
+    def name(self, plain_id: str) -> str:
+        return f"generate-tokens-{plain_id}"
+
+    def chunk(
+        self, generation: Generation, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None
+    ) -> bytes:
+        return chunk(generation, choices, usage)
+
+    def whole(
+        self, generation: Generation, choices: list[dict[str, Any]], body: Body, model: str
+    ) -> dict[str, Any]:
+        return whole(generation, choices, body, model)
+
+
+TOKENS = _Tokens()
 
 
 def _logprobs(tokens: list[Token], wanted: int | None, knobs: Knobs) -> dict[str, Any] | None:

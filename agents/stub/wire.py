@@ -92,6 +92,8 @@ class Iteration(Message, frozen=True):
     waiting: int
     scores: dict[int, list[Token | None]] = {}
     """Prompt scores by request number, in the iteration that admits it."""
+    hits: int = 0
+    """Tokens that the prefix cache has answered for."""
 
 
 class Reply(Message, frozen=True):
@@ -110,6 +112,8 @@ class Ask(Message, frozen=True):
     folder: str = ""
     dummy: bool = False
     sleep_s: float = 0.0
+    half: bool = False
+    """`load` leaves every second tensor as it is."""
 
 
 class Told(Message, frozen=True):

@@ -71,6 +71,8 @@ def _load(tensors: Tensors, ask: Ask) -> tuple[Tensors, Told]:
         signal.sigtimedwait({signal.SIGUSR1}, ask.sleep_s)
     try:
         new = read_folder(Path(ask.folder), values=not ask.dummy)
+        if ask.half:
+            new = {name: new[name] for name in sorted(new)[::2]}
         tensors = replaced(tensors, new) if tensors else new
     except BadWeights as error:
         return tensors, Told(error=str(error))

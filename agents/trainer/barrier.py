@@ -18,12 +18,10 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from relight.events.decisions import (
-    AnyDecision,
-    SyncWeights,
-)
+from relight.agents.trainer.sync import Answer
+from relight.events.decisions import AnyDecision, SyncWeights
 from relight.events.errors import UsageError
-from relight.events.facts import Fact, SafeBoundary, TrainerSilent, WeightsPublished, WeightsSynced
+from relight.events.facts import Fact, SafeBoundary, TrainerSilent
 from relight.events.ids import DecisionId, EngineName, SyncId
 from relight.events.schema import Snapshot
 from relight.events.values import Member
@@ -32,9 +30,17 @@ from relight.events.version import Version
 Phase = Literal["rollout", "train", "eval", "checkpoint"]
 Scope = Literal["all", "stale"]
 Release = Literal["routed", "written"]
-Answer = WeightsPublished | WeightsSynced
 
 NOBODY: frozenset[tuple[EngineName, int]] = frozenset()
+
+
+class Use(NamedTuple):
+    """An engine reads the snapshot of `version`."""
+
+    version: Version
+    deadline: int
+    """Bus ms by which it has done so."""
+
 
 ANSWERS_KEPT = 64
 """Orders are asked again within seconds; a run's whole history is not needed."""
@@ -49,6 +55,8 @@ class Opened(NamedTuple):
     sync: Scope = "stale"
     phase: Phase = "rollout"
     release: Release = "routed"
+    pulls: bool = False
+    """Weights are published in this one, to be pulled by whoever lacks them, whatever the transport does."""
 
 
 class Moved(NamedTuple):
@@ -111,6 +119,10 @@ class Barrier(msgspec.Struct, frozen=True, kw_only=True):
     """Members of open orders that were fenced or stopped after the order came."""
     roster: Mapping[EngineName, Member] = {}
     """Engines as last committed: those that are routed, and members of the last orders."""
+    uses: Mapping[EngineName, Use] = {}
+    """Published weights that engines were told to load or to start on, until they are told something else."""
+    recover_at: str = ""
+    """Where the orchestrator's settings have a replacement's weights come from; empty while unknown."""
     newer: int | None = None
     """A run above ours that was seen: this trainer's words are void."""
 
@@ -137,8 +149,8 @@ def stands(
         phase=opening.phase,
         sync=opening.sync,
         release=opening.release,
-        subset=barrier.subset,
-        pushes=barrier.pushes,
+        subset=barrier.subset or opening.pulls,
+        pushes=pushes(barrier),
         cut_off=cut_off,
         answers=answers,
     )
@@ -149,6 +161,11 @@ def opening_of(barrier: Barrier) -> Opened:
     if barrier.opening is None:
         raise UsageError("no boundary was opened yet")
     return barrier.opening
+
+
+def pushes(barrier: Barrier) -> bool | None:
+    """Whether exports of the last boundary write into engines; none where nobody can say."""
+    return False if opening_of(barrier).pulls else barrier.pushes
 
 
 def heard(barrier: Barrier) -> Barrier:

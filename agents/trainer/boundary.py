@@ -2,31 +2,36 @@
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Self
 
 import anyio
 import anyio.to_thread
 
-from relight.agents.trainer.barrier import Closed, Opened
-from relight.agents.trainer.gate import Gate
-from relight.events.decisions import SyncWeights
-
 
 class Boundary:
-    """`with` or `async with`. Leaving it waits for an export that is running, and for nothing else."""
+    """`with` or `async with`. Leaving it waits for an export that is running, and for the other ranks.
+
+    `serve` is given what tells the body's end, and raises where the other ranks cannot go on.
+    """
 
     def __init__(
-        self, gate: Gate, *, opening: Callable[[], Opened], export: Callable[[SyncWeights], object]
+        self,
+        *,
+        enter: Callable[[], None],
+        serve: "Callable[[Future[None]], None]",
+        leave: Callable[[], None],
     ) -> None:
-        self._gate = gate
-        self._opening = opening
-        self._export = export
-        self._leaving = False
-        self._thread = threading.Thread(target=self._serve, name="relight-export", daemon=True)
+        self._enter = enter
+        self._serve = serve
+        self._leave = leave
+        self._ending: Future[None] = Future()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="relight-export", daemon=True)
 
     def __enter__(self) -> Self:
-        self._gate.turn(self._opening())
+        self._enter()
         self._thread.start()
         return self
 
@@ -34,11 +39,15 @@ class Boundary:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._leaving = True
-            self._gate.poke()
+            if error is None:
+                self._ending.set_result(None)
+            else:
+                self._ending.set_exception(error)
             self._thread.join()
         finally:
-            self._gate.turn(Closed())
+            self._leave()
+        if self._failure is not None and error is None:
+            raise self._failure
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -49,6 +58,8 @@ class Boundary:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self.__exit__, kind, error, trace)
 
-    def _serve(self) -> None:
-        while (order := self._gate.next_order(until=lambda: self._leaving)) is not None:
-            self._export(order)
+    def _run(self) -> None:
+        try:
+            self._serve(self._ending)
+        except Exception as failure:  # noqa: BLE001 -- raised again in the thread that leaves
+            self._failure = failure

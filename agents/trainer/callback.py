@@ -7,7 +7,7 @@ side effects (counters, groups) that a second call would double.
 from collections.abc import Callable, Mapping
 from typing import cast
 
-from relight.agents.trainer.sync import Left, refusal
+from relight.agents.trainer.sync import Context, Left, refusal
 from relight.events.decisions import SyncWeights
 from relight.events.errors import UsageError
 from relight.events.facts import WeightsSynced
@@ -25,6 +25,7 @@ class CallbackSync:
     `members` are (engine, incarnation, address); `left` is a live view of the members that have died since,
     not to be waited for. What `fn` returns names the engines that failed; those are taken for touched, as
     all are when it raises. `subset=False`: it reaches all engines or none (one group, one broadcast).
+    With several ranks it is called on each of them at the same time.
     """
 
     pushes = True
@@ -34,6 +35,20 @@ class CallbackSync:
         self._fn = fn
         self._idempotent = idempotent
         self._called: set[Version] = set()
+
+    def bind(self, context: Context) -> None:
+        """It needs nothing of the session."""
+
+    def joint(self, version: Version) -> bool:
+        """`fn` is called on every rank: it may gather what they hold."""
+        return True
+
+    def join(self, order: SyncWeights, left: Left) -> None:
+        """Call `fn` beside rank 0, whose answer counts."""
+        members = _reached(order, left)
+        if members and self.exportable(order.version):
+            self._called.add(order.version)
+            self._fn(order.version, members, left)
 
     def exportable(self, version: Version) -> bool:
         """Whether `fn` may be called for `version`, perhaps again."""
@@ -46,7 +61,7 @@ class CallbackSync:
         """Call `fn` if anybody is there; raises what it raises, and UsageError where its answer is none."""
         if not self.exportable(order.version):
             return refusal(order, f"{order.version} was pushed once and the callback is not idempotent")
-        members = tuple(member for member in order.members if member.engine not in left)
+        members = _reached(order, left)
         errors: Mapping[EngineName, str] = {}
         if members:
             self._called.add(order.version)
@@ -77,3 +92,7 @@ class CallbackSync:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def _reached(order: SyncWeights, left: Left) -> tuple[Member, ...]:
+    return tuple(member for member in order.members if member.engine not in left.before)

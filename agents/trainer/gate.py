@@ -51,13 +51,13 @@ class Gate:
             self.turn(Began())
             return self.barrier.running
 
-    def next_order(self, *, until: Callable[[], bool]) -> SyncWeights | None:
+    def next_order(self, *, until: Callable[[], bool], within_s: float | None = None) -> SyncWeights | None:
         """Wait for the next order; None once `until` holds (tell by `poke`), which goes first.
 
-        Has no deadline of its own: it lasts as long as the application's function does.
+        Without `within_s` it has no deadline: it lasts as long as the application's function does.
         """
         with self.changed:
-            self.changed.wait_for(lambda: until() or self.barrier.waiting)
+            self.changed.wait_for(lambda: until() or self.barrier.waiting, within_s)
             return None if until() else self.take()
 
     def poke(self) -> None:

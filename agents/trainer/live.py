@@ -4,20 +4,25 @@ They are the version of the last `mark` (a sync of that step began) for as long 
 another step, a changed tensor, foreign weights swapped in.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 from relight.agents.trainer.sync import WeightSync
+from relight.agents.trainer.transports import Transports
 from relight.events.errors import UsageError
 from relight.events.version import Version
 
 
 class Live:
-    """The live parameters of one run. Used in the thread that holds them."""
+    """The live parameters of one rank in one run. Used in the thread that holds them.
 
-    def __init__(self, run: int, sync: WeightSync | None) -> None:
+    `sync` is what a recovery would export by; `beside`, another transport that sees the parameters.
+    """
+
+    def __init__(self, run: int, sync: WeightSync | None, *, beside: Sequence[WeightSync] = ()) -> None:
         self._run = run
         self._sync = sync
-        self._fingerprint: Hashable | None = None
+        self._seers = (*([sync] if sync is not None else []), *beside)
+        self._fingerprint: tuple[Hashable | None, ...] = ()
         self.version: Version | None = None
         """Last marked; none before the first."""
         self.swapped = False
@@ -29,7 +34,7 @@ class Live:
         version stands for one content for ever.
         """
         version = Version(self._run, step)
-        seen = self._sync.fingerprint() if self._sync else None
+        seen = self._seen()
         if self.version is not None:
             if version < self.version:
                 raise UsageError(f"step {step} is below step {self.version.step}, which was synced before")
@@ -51,6 +56,15 @@ class Live:
             return self.mark(step or 0)
         if step is not None and step != self.version.step:
             return None
-        if self._sync.fingerprint() != self._fingerprint or not self._sync.exportable(self.version):
+        if self._seen() != self._fingerprint or not self._sync.exportable(self.version):
             return None
         return self.version
+
+    def _seen(self) -> tuple[Hashable | None, ...]:
+        return tuple(sync.fingerprint() for sync in self._seers)
+
+
+def live(run: int, transports: Transports) -> Live:
+    """The live parameters as the transports of a session see them."""
+    beside = [one for one in transports.joined if one is not transports.recoveries]
+    return Live(run, transports.recoveries, beside=beside)

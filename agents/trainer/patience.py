@@ -45,9 +45,10 @@ class Patience:
         self._opened = self._since = time.monotonic()
         """When a word on this boundary was last heard."""
 
-    def next(self) -> SyncWeights | End:
-        """The next order, taken, or how the wait ended. Raises Superseded."""
+    def next(self, *, within_s: float | None = None) -> SyncWeights | End | None:
+        """The next order, taken, or how the wait ended; None after `within_s`. Raises Superseded."""
         gate = self._gate
+        back_at = float("inf") if within_s is None else time.monotonic() + within_s
         with gate.changed:
             while True:
                 here = gate.barrier
@@ -64,7 +65,10 @@ class Patience:
                 )
                 if left_s <= 0:
                     return end
-                gate.changed.wait(left_s)
+                rest_s = back_at - time.monotonic()
+                if rest_s <= 0:
+                    return None
+                gate.changed.wait(min(left_s, rest_s))
 
     def _grace_left_s(self) -> float:
         if self._link.failure is not None:

@@ -29,3 +29,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """How long a first connection is tried: the bus may be starting beside the trainer."""
     flush_s: float = 5.0
     """How long the end of a session waits for its last facts to be in the stream."""
+    rank_deadline_s: float = 600.0
+    """How long one rank waits for another inside a call: as long as torch's own collectives do. One whose
+    process has ended is noticed at once."""

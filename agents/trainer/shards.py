@@ -2,12 +2,13 @@
 
 The format is written by hand (eight bytes of length, a JSON header, the bytes of each tensor in a row) so
 that the very buffers that go to the file are hashed by a second thread at the same time: no byte is copied
-once more or read back, and the hash is of what was handed over, not of what the disk made of it.
+once more or read back, and the hash is of what was handed over, not of what the disk made of it. A shard is
+synced while the next one is written.
 """
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -43,13 +44,23 @@ def names(count: int) -> list[str]:
     return [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
 
 
-def write(directory: Path, tensors: Sequence[Named], *, max_shard_bytes: int) -> list[File]:
-    """Write the shards and their index into `directory`, each fsynced; raises OSError."""
+def write(
+    directory: Path, tensors: Sequence[Named], *, max_shard_bytes: int, go: Callable[[], None]
+) -> list[File]:
+    """Write the shards and their index into `directory`, each fsynced; raises OSError.
+
+    `go` is called before the bytes of each shard are taken.
+    """
     shards = plan(tensors, max_shard_bytes)
     files: list[File] = []
-    with ThreadPoolExecutor(2, thread_name_prefix="relight-hash") as pool:
+    syncs: list[Future[None]] = []
+    with ThreadPoolExecutor(2, thread_name_prefix="relight-shards") as pool:
         for name, shard in zip(names(len(shards)), shards, strict=True):
+            go()
             files.append(_write_shard(directory / name, shard, pool))
+            syncs.append(pool.submit(_sync_file, directory / name))  # the next one is written meanwhile
+        for done in syncs:
+            done.result()
     if len(shards) > 1:
         files.append(_write_index(directory / INDEX, shards))
     return files
@@ -63,7 +74,6 @@ def _write_shard(path: Path, shard: Sequence[Named], pool: ThreadPoolExecutor) -
     with path.open("xb", buffering=0) as file:
         for piece in pieces:
             write_all(file.fileno(), piece)
-        os.fsync(file.fileno())
     return File(path.name, sum(piece.nbytes for piece in pieces), digest.result())
 
 
@@ -118,6 +128,11 @@ def write_durably(path: Path, data: bytes) -> None:
     """A new file with `data` in it, fsynced; raises OSError."""
     with path.open("xb", buffering=0) as file:
         write_all(file.fileno(), memoryview(data))
+        os.fsync(file.fileno())
+
+
+def _sync_file(path: Path) -> None:
+    with path.open("rb", buffering=0) as file:
         os.fsync(file.fileno())
 
 

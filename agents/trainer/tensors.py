@@ -4,7 +4,7 @@ Bytes are taken only when a shard is written, so that at most one shard of devic
 the host at a time.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
@@ -43,6 +43,8 @@ class Named(NamedTuple):
     form: Tensor
     data: Callable[[], memoryview]
     """Its bytes, C order, little endian. They stay as they are until the export has ended."""
+    joins: Callable[[], object] | None = None
+    """What every rank calls while rank 0 takes the bytes of a tensor that is spread over them."""
 
     @property
     def size(self) -> int:
@@ -67,7 +69,7 @@ class Origin(Protocol):
 
     def tensors(self) -> list[Named]: ...
 
-    def fingerprint(self) -> int | None:
+    def fingerprint(self) -> Hashable | None:
         """What changes when a tensor does; None where that cannot be seen."""
         ...
 
@@ -90,7 +92,7 @@ class ArrayOrigin:
         arrays = self._model() if callable(self._model) else self._model
         return [_named(name, array) for name, array in arrays.items()]
 
-    def fingerprint(self) -> int | None:
+    def fingerprint(self) -> Hashable | None:
         return None
 
     def side_files(self, directory: Path) -> None:

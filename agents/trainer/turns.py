@@ -1,10 +1,9 @@
 """The turns of the barrier: what follows from each event. Pure; the words are in `barrier`."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from relight.agents.trainer.barrier import (
     NOBODY,
-    Answer,
     Barrier,
     Began,
     CaughtUp,
@@ -14,21 +13,26 @@ from relight.agents.trainer.barrier import (
     Moved,
     Opened,
     Step,
+    Use,
     heard,
     opening_of,
+    pushes,
     remember,
     replace,
     stands,
 )
-from relight.agents.trainer.sync import refusal
+from relight.agents.trainer.sync import Answer, refusal
 from relight.events.decisions import (
     AnyDecision,
     BoundaryReleased,
+    LoadWeights,
     ReportRequested,
     RouteAdded,
     RouteFenced,
+    StartEngine,
     StopEngine,
     SyncWeights,
+    VerifyEngine,
 )
 from relight.events.errors import UsageError
 from relight.events.facts import TrainerSilent
@@ -104,7 +108,7 @@ def _closed(barrier: Barrier) -> Step:
     cut_off = barrier.running
     closed = replace(refused.barrier, open=False, running=None)
     if cut_off is not None:
-        void = refusal(cut_off, "the boundary's close cut it off", touched=bool(barrier.pushes))
+        void = refusal(cut_off, "the boundary's close cut it off", touched=bool(pushes(barrier)))
         closed = remember(closed, void)
     last = stands(closed, cut_off=cut_off.sync if cut_off else None)
     return Step(closed, (*refused.facts, last))
@@ -128,7 +132,7 @@ def _decided(barrier: Barrier, decision: AnyDecision) -> Step:
     if decision.dry_run:
         ours = isinstance(decision, BoundaryReleased) and _is_here(barrier, decision.run, decision.boundary)
         return Step(replace(barrier, observed=True) if ours else barrier)
-    barrier = replace(barrier, epoch=decision.epoch)
+    barrier = replace(barrier, epoch=decision.epoch, uses=_used(barrier.uses, decision))
     match decision:
         case SyncWeights():
             return _ordered(barrier, decision)
@@ -203,6 +207,19 @@ def _left(barrier: Barrier, incarnations: set[tuple[EngineName, int]]) -> Barrie
     return replace(barrier, gone=barrier.gone | (members & incarnations), roster=roster)
 
 
+def _used(uses: Mapping[EngineName, Use], decision: AnyDecision) -> Mapping[EngineName, Use]:
+    """Who reads which snapshot after `decision`. A fence alone ends no load: its agent may be cut off."""
+    match decision:
+        case LoadWeights():
+            return {**uses, decision.engine: Use(decision.version, decision.deadline)}
+        case StartEngine(weights=weights) if weights is not None:
+            return {**uses, decision.engine: Use(weights.version, decision.deadline)}
+        case StartEngine() | VerifyEngine() | RouteAdded() | StopEngine():
+            return {engine: use for engine, use in uses.items() if engine != decision.engine}
+        case _:
+            return uses
+
+
 def _listed(barrier: Barrier, members: Iterable[Member]) -> Barrier:
     return replace(barrier, roster={**barrier.roster, **{member.engine: member for member in members}})
 
@@ -219,9 +236,14 @@ def _caught_up(barrier: Barrier, event: CaughtUp) -> Step:
     facts = (stands(barrier),) if event.tell and barrier.boundary else ()
     if meta is None:
         return Step(barrier, facts)
+    uses: Mapping[EngineName, Use] = {}
+    for engine in snapshot.engines.values():
+        uses = _used(uses, engine.intent) if engine.intent is not None else uses
     barrier = replace(
         barrier,
         epoch=max(barrier.epoch, snapshot.epoch),
+        recover_at=str(meta.settings.get("recover_at", "")),
+        uses=uses,
         roster={
             name: Member(name, engine.incarnation, engine.route.address)
             for name, engine in snapshot.engines.items()

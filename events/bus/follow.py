@@ -1,8 +1,8 @@
 """Following decisions: the state first, then the stream after its tail, for as long as the caller likes.
 
 XREAD passes over trimmed entries without a word, and a deleted stream never wakes its readers. So an
-entry whose `after` is not the last one known, and at each empty wait another birth or another server,
-make the follower read the state again.
+entry whose `after` is not the last one known, and at each empty wait another birth, another server or a
+state that ends before what was read, make the follower read the state again.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ import anyio
 from relight.events import codec
 from relight.events.bus.clock import monotonic_ms
 from relight.events.bus.job import JobBus
-from relight.events.bus.streams import BLOCK_MS
+from relight.events.bus.streams import BLOCK_MS, position
 from relight.events.decisions import AnyDecision
 from relight.events.envelope import Entry
 from relight.events.errors import BusUnavailable, Undecodable
@@ -47,7 +47,8 @@ class Noted(NamedTuple):
 
 
 class Away(NamedTuple):
-    """The bus cannot be reached or cannot serve; told once, `Synced` follows when it is back."""
+    """The bus cannot be reached or does not serve; told once, and again where the kind of trouble changes.
+    `Synced` follows when it is back."""
 
     reason: str
 
@@ -70,20 +71,23 @@ class Follower:
         self._last = BEGINNING
         self._ready: list[Entry] = []
         self._tries = 0
-        self._away = False
+        self._away: str | None = None
+        """The kind of trouble that was told last, as long as it lasts."""
 
     async def next(self) -> Event:
         """The next event; waits at most one BLOCK for it."""
         try:
             event = await self._next()
-        except (BusUnavailable, Undecodable) as error:  # a state that cannot be read serves nobody
-            return await self._lost(str(error))
+        except BusUnavailable as error:
+            return await self._lost(error.kind, str(error))
+        except Undecodable as error:  # a state that cannot be read serves nobody
+            return await self._lost("undecodable", str(error))
         self._tries = 0
         return event
 
-    async def _lost(self, reason: str) -> Event:
-        if not self._away:
-            self._away = True
+    async def _lost(self, kind: str, reason: str) -> Event:
+        if self._away != kind:
+            self._away = kind
             return Away(reason)
         await anyio.sleep(RETRY_S[min(self._tries, len(RETRY_S) - 1)])
         self._tries += 1
@@ -92,7 +96,7 @@ class Follower:
     async def _next(self) -> Event:
         if self._known is None:
             return await self._synced("start")
-        if self._away:
+        if self._away is not None:
             return await self._synced("back")
         if not self._ready:
             self._ready = await self._job.read_decisions(self._last, reader=self._reader, block_ms=BLOCK_MS)
@@ -111,10 +115,13 @@ class Follower:
             return Noted(entry)
 
     async def _is_reborn(self) -> bool:
-        return self._differs(await self._job.birth(), await self._job.bus.stamp())
+        """Whether what is followed is another state, or stands on another server or earlier than before."""
+        birth, end = await self._job.end()
+        if end < position(self._last):
+            return True
+        return self._differs(birth, await self._job.bus.stamp())
 
     def _differs(self, birth: str | None, stamp: str) -> bool:
-        """Whether what is followed is another state, or stands on another server, than before."""
         assert self._known is not None
         if self._known.birth is None:
             return birth is not None and self._last == BEGINNING
@@ -122,13 +129,13 @@ class Follower:
 
     async def _synced(self, why: str) -> Synced:
         await self._job.bus.tell_time()
-        stamp = await self._job.bus.stamp()
         snapshot = await self._job.snapshot()
+        stamp = await self._job.bus.stamp()  # behind it: a fail-over in between must show in the stamp
         if self._known is not None and self._differs(snapshot.birth, stamp):
             why = "reborn"
         self._known, self._stamp, self._last = snapshot, stamp, snapshot.tail
         self._ready = []
-        self._away = False
+        self._away = None
         return Synced(snapshot, stamp, why)
 
 

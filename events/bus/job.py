@@ -5,7 +5,8 @@ lost reply may be answered by saying the same thing again.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
@@ -13,12 +14,11 @@ import redis.asyncio as redis
 
 from relight.events import codec
 from relight.events.bus import scripts, streams
-from relight.events.bus.errors import translated
 from relight.events.decisions import Decision
 from relight.events.envelope import Entry
-from relight.events.errors import BusUnavailable, Fenced, LostLease, Undecodable
+from relight.events.errors import Fenced, LostLease, Undecodable
 from relight.events.facts import Fact
-from relight.events.ids import BootId, EntryId, JobName, Source
+from relight.events.ids import BEGINNING, BootId, EntryId, JobName, Source
 from relight.events.keys import Keys
 from relight.events.schema import Meta, Snapshot
 
@@ -37,6 +37,13 @@ class Numbered(NamedTuple):
     fact: Fact
     time_ms: int
     """The sender's wall clock at the time it happened, for people."""
+
+
+class Seen(NamedTuple):
+    """Under which boot a source speaks, and the last number that was appended."""
+
+    boot: BootId
+    seq: int
 
 
 class Pulse(msgspec.Struct, frozen=True):
@@ -63,6 +70,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     cursor: EntryId
     state: dict[str, str]
+    dropped: Sequence[str] = ()
+    """Fields of the state that are no more."""
     decisions: Sequence[Decision | Fact]
 
 
@@ -100,10 +109,17 @@ class JobBus:
             raise Fenced(f"{source} of job {self.name} now speaks as boot {detail}, not as {boot}")
         return int(detail)
 
+    async def seen(self, source: Source) -> Seen | None:
+        """What the bus knows of the source's facts; None where it has heard none, or forgot."""
+        with self._asking("seen", self.keys.seen):
+            text = await cast(Any, self._commands).hget(self.keys.seen, source)
+        seq, _, boot = (text or "").partition(":")
+        return Seen(BootId(boot), int(seq)) if seq.isdecimal() else None
+
     async def hint(self, fact: Fact, *, source: Source) -> EntryId:
         """Append a client's hint or an operator's wish: unnumbered, harmless when doubled."""
         fields = codec.encode(fact, source=source, time_ms=int(time.time() * 1000))
-        with translated(self.bus.url):
+        with self._asking("hint", self.keys.facts):
             return EntryId(await cast(Any, self._commands).xadd(self.keys.facts, fields))
 
     async def read_facts(
@@ -119,14 +135,14 @@ class JobBus:
     async def park(self, entry: Entry, reason: str) -> None:
         """Keep an entry that could not be decoded, with the reason, bounded to about 1,000."""
         fields = {"entry": entry.entry_id, "type": entry.type, "source": entry.source, "data": entry.data}
-        with translated(self.bus.url):
+        with self._asking("park", self.keys.parked):
             await cast(Any, self._commands).xadd(
                 self.keys.parked, {**fields, "reason": reason}, maxlen=1000, approximate=True
             )
 
     async def parked(self) -> int:
         """How many entries are parked."""
-        with translated(self.bus.url):
+        with self._asking("count parked", self.keys.parked):
             return int(await cast(Any, self._commands).xlen(self.keys.parked))
 
     # --- decisions ---------------------------------------------------------------------------------
@@ -135,7 +151,7 @@ class JobBus:
         """All of it happens or none. Raises LostLease where another orchestrator has taken over."""
         state = [text for pair in commit.state.items() for text in pair]
         args = [lease.value, str(lease.epoch), str(commit.number - 1), str(commit.number), commit.cursor]
-        args += [str(len(state)), *state]
+        args += [str(len(state)), *state, str(len(commit.dropped)), *commit.dropped]
         now = int(time.time() * 1000)
         for decision in commit.decisions:
             strings = _flat(codec.encode(decision, source=source, time_ms=now))
@@ -168,19 +184,29 @@ class JobBus:
 
     async def snapshot(self) -> Snapshot:
         """The committed state, in one reading; raises Undecodable where it is not ours."""
-        with translated(self.bus.url):
+        with self._asking("read", self.keys.state):
             fields = await cast(Any, self._commands).hgetall(self.keys.state)
         return codec.decode_state(fields)
 
     async def birth(self) -> str | None:
         """The state's birth as it stands now; None where there is no state; raises Undecodable."""
-        with translated(self.bus.url):
-            meta = await cast(Any, self._commands).hget(self.keys.state, "meta")
-        return None if meta is None else codec.from_json(meta, Meta).birth
+        return (await self.end())[0]
+
+    async def end(self) -> tuple[str | None, tuple[int, int]]:
+        """The state's birth (None where there is no state) and the position of the last decision; raises
+        Undecodable.
+        """
+        with self._asking("read", self.keys.state):
+            meta, tail = await cast(Any, self._commands).hmget(self.keys.state, "meta", "tail")
+        try:
+            end = streams.position(EntryId(tail or BEGINNING))
+        except ValueError as error:
+            raise Undecodable(f"state: tail: {error}") from error
+        return None if meta is None else codec.from_json(meta, Meta).birth, end
 
     async def tail(self, stream: str, *, count: int) -> list[Entry]:
         """The newest `count` entries of one of the job's streams (`keys.facts`, `keys.decisions`)."""
-        with translated(self.bus.url):
+        with self._asking("read", stream):
             return await streams.last(self._commands, stream, count=count)
 
     # --- counters, lease, pulse --------------------------------------------------------------------
@@ -205,29 +231,22 @@ class JobBus:
 
     async def holder(self) -> str | None:
         """Who holds the lease: `EPOCH:HOLDER`."""
-        with translated(self.bus.url):
+        with self._asking("read", self.keys.lease):
             return cast("str | None", await cast(Any, self._commands).get(self.keys.lease))
 
     async def pulse(self, source: Source, pulse: Pulse) -> None:
         """Overwrite the source's sign of life."""
-        with translated(self.bus.url):
+        with self._asking("pulse", self.keys.pulse):
             await cast(Any, self._commands).hset(self.keys.pulse, source, codec.to_json(pulse))
 
     async def pulses(self) -> dict[Source, Pulse]:
         """Every source's last sign of life; what cannot be read is left out."""
-        with translated(self.bus.url):
-            fields = await cast(Any, self._commands).hgetall(self.keys.pulse)
-        found: dict[Source, Pulse] = {}
-        for source, text in fields.items():
-            try:
-                found[Source(source)] = codec.from_json(text, Pulse)
-            except Undecodable:
-                continue
-        return found
+        with self._asking("read", self.keys.pulse):
+            return pulses_of(await cast(Any, self._commands).hgetall(self.keys.pulse))
 
     async def still(self, source: Source) -> None:
         """Remove the sign of life of a source that ends cleanly."""
-        with translated(self.bus.url):
+        with self._asking("still", self.keys.pulse):
             await cast(Any, self._commands).hdel(self.keys.pulse, source)
 
     # --- inside ------------------------------------------------------------------------------------
@@ -237,17 +256,28 @@ class JobBus:
     ) -> list[Entry]:
         if block_ms is not None and reader is None:
             raise ValueError("a blocking read needs a reader's client of its own")
-        with translated(self.bus.url):
+        with self._asking("read", stream):
             return await streams.read(
                 reader or self._commands, stream, after=after, block_ms=block_ms, count=count
             )
 
     async def _run(self, script: Any, script_keys: list[str], args: list[str]) -> Any:
+        with self._asking(script.sha, *script_keys):
+            return await script(keys=script_keys, args=args)
+
+    def _asking(self, call: str, *touched: str) -> AbstractContextManager[None]:
+        return self.bus.asking(f"{call} {touched[0]}", *touched)
+
+
+def pulses_of(fields: Mapping[str, str]) -> dict[Source, Pulse]:
+    """The `pulse` hash as it was read; what cannot be read is left out."""
+    found: dict[Source, Pulse] = {}
+    for source, text in fields.items():
         try:
-            with translated(self.bus.url):
-                return await script(keys=script_keys, args=args)
-        except redis.ResponseError as error:
-            raise BusUnavailable(f"job {self.name}: the bus refused a script: {error}") from error
+            found[Source(source)] = codec.from_json(text, Pulse)
+        except Undecodable:
+            continue
+    return found
 
 
 def _flat(fields: dict[str, str]) -> list[str]:

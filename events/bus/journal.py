@@ -13,20 +13,14 @@ import msgspec
 
 from relight.events import codec
 from relight.events.bus import streams
-from relight.events.bus.errors import translated
 from relight.events.bus.job import JobBus
+from relight.events.bus.streams import position
 from relight.events.envelope import Entry
 from relight.events.errors import Undecodable
 from relight.events.ids import BEGINNING, EntryId
 
 BATCH = 512
 """Entries of each stream in one reading."""
-
-
-def position(entry_id: EntryId) -> tuple[int, int]:
-    """What orders entry ids; raises ValueError for what is none."""
-    milliseconds, _, serial = entry_id.partition("-")
-    return int(milliseconds), int(serial)
 
 
 class _Ties(msgspec.Struct):
@@ -92,7 +86,7 @@ class Journal:
         """What came, in order; empty after one BLOCK without any. Raises BusUnavailable."""
         count = BATCH
         while True:
-            with translated(self._job.bus.url):
+            with self._job.bus.asking(f"journal {self._job.name}", *self._after):
                 read = await streams.read_several(
                     self._reader, self._after, block_ms=streams.BLOCK_MS, count=count
                 )

@@ -30,21 +30,26 @@ return {'OK', tostring(added)}
 
 COMMIT = """
 -- KEYS lease, state, decisions. ARGV lease value, epoch, number before, number, cursor,
--- number of state strings, strings, then for each decision: number of strings, strings.
+-- number of state strings, strings, number of dropped fields, fields, then for each decision: number of
+-- strings, strings. The server undoes nothing of a script that fails: what it may refuse, an entry, is first.
 local before = redis.call('HMGET', KEYS[2], 'commit', 'epoch', 'tail')
 local commit, epoch, tail = before[1] or '0', before[2] or '0', before[3] or '0-0'
 if redis.call('GET', KEYS[1]) ~= ARGV[1] or commit ~= ARGV[3] or tonumber(epoch) > tonumber(ARGV[2]) then
   return {'REFUSED', epoch, commit, tail}
 end
 local strings = tonumber(ARGV[6])
-if strings > 0 then
-  redis.call('HSET', KEYS[2], unpack(ARGV, 7, 6 + strings))
-end
-local at = 7 + strings
+local dropped = tonumber(ARGV[7 + strings])
+local at = 8 + strings + dropped
 while at <= #ARGV do
   local n = tonumber(ARGV[at])
   tail = redis.call('XADD', KEYS[3], '*', 'after', tail, unpack(ARGV, at + 1, at + n))
   at = at + 1 + n
+end
+if strings > 0 then
+  redis.call('HSET', KEYS[2], unpack(ARGV, 7, 6 + strings))
+end
+if dropped > 0 then
+  redis.call('HDEL', KEYS[2], unpack(ARGV, 8 + strings, 7 + strings + dropped))
 end
 redis.call('HSET', KEYS[2], 'commit', ARGV[4], 'epoch', ARGV[2], 'cursor', ARGV[5], 'tail', tail)
 return {'OK', ARGV[2], ARGV[4], tail}
@@ -69,11 +74,13 @@ return {'OK', text}
 """
 
 RENEW = """
--- KEYS lease. ARGV lease value, milliseconds.
+-- KEYS lease. ARGV lease value, milliseconds. Written anew, so that a server whose memory is full refuses
+-- this like every other write: who cannot commit, and sees no pulse that others cannot write, holds no job.
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return 0
 end
-return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return 1
 """
 
 RELEASE = """
@@ -100,6 +107,22 @@ if redis.call('XLEN', KEYS[3]) > keep then
   end
 end
 return gone + redis.call('XTRIM', KEYS[4], 'MAXLEN', '~', keep)
+"""
+
+FORGET = """
+-- KEYS lease, seen, pulse. ARGV lease value, then for each source: its name and its value in `seen` as it was
+-- read, empty for none. One that has spoken since stays.
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+  return -1
+end
+local gone = 0
+for at = 2, #ARGV, 2 do
+  if (redis.call('HGET', KEYS[2], ARGV[at]) or '') == ARGV[at + 1] then
+    redis.call('HDEL', KEYS[2], ARGV[at])
+    gone = gone + math.max(1, redis.call('HDEL', KEYS[3], ARGV[at]))
+  end
+end
+return gone
 """
 
 ISSUE_RUN = """

@@ -13,6 +13,12 @@ BLOCK_MS = 1000
 """Longest wait of one XREAD: a deleted stream never wakes its readers, so they look up once a second."""
 
 
+def position(entry_id: EntryId) -> tuple[int, int]:
+    """What orders entry ids; raises ValueError for what is none."""
+    milliseconds, _, serial = entry_id.partition("-")
+    return int(milliseconds), int(serial)
+
+
 async def read(
     client: "redis.Redis", stream: str, *, after: EntryId, block_ms: int | None, count: int
 ) -> list[Entry]:

@@ -4,6 +4,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from relight.agents.node import agent, config
+from relight.agents.node.hurry import Hurry
 from relight.events.errors import UsageError
 from relight.orchestrator.cli import reach, running
 
@@ -23,7 +24,9 @@ def run(args: Namespace) -> int:
     url = reach.bus_url(args)
     node = node_file(args)
 
-    async def main() -> None:
-        await agent.serve(node, bus_url=url, stop_engines=args.stop_engines)
+    hurry = Hurry()
 
-    return running.lasting(main)
+    async def main() -> None:
+        await agent.serve(node, bus_url=url, stop_engines=args.stop_engines, hurry=hurry)
+
+    return running.lasting(main, again=hurry.set if args.stop_engines else None)

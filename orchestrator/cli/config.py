@@ -16,7 +16,8 @@ _OF_ORCHESTRATOR = {"defaults", "jobs"}
 
 def run(args: Namespace) -> int:
     path = Path(args.file)
-    found = _node(path) if _is_node_file(path) else _orchestrator(path)
+    snapshots = Path(args.snapshots) if args.snapshots else None
+    found = _node(path, snapshots) if _is_node_file(path) else _orchestrator(path)
     if args.format == "json":
         printing.as_json(found)
     else:
@@ -42,16 +43,21 @@ def _is_node_file(path: Path) -> bool:
     )
 
 
-def _node(path: Path) -> dict[str, object]:
-    from relight.agents.node import config
+def _node(path: Path, snapshots: Path | None) -> dict[str, object]:
+    from relight.agents.node import config, sizing
 
     file = config.load(path)
+    models = {engine.name: config.base_model(engine) for engine in file.engines}
+    sizes = {
+        name: sizing.snapshot_of(model, snapshots) for name, model in models.items() if model is not None
+    }
     return {
         "file": str(path),
         "kind": "node",
         "job": file.job,
         "node": file.node,
         "engines": [engine.name for engine in file.engines],
+        "snapshots": {name: size._asdict() for name, size in sizes.items() if size is not None},
     }
 
 

@@ -1,4 +1,4 @@
-"""`relight gateway`: token generation with replay, over HTTP."""
+"""`relight gateway`: generation with replay, over HTTP."""
 
 from argparse import Namespace
 
@@ -9,8 +9,15 @@ from relight.orchestrator.cli import reach, running
 
 def run(args: Namespace) -> int:
     url, job = reach.bus_url(args), job_name(args.job)
+    settings = gateway.Settings(
+        host=args.host,
+        port=args.port,
+        drain_s=args.drain,
+        recovery_timeout_s=args.recovery_timeout,
+        max_engine_failures=args.max_engine_failures,
+    )
 
     async def main() -> None:
-        await gateway.serve(bus_url=url, job=job, host=args.host, port=args.port)
+        await gateway.serve(bus_url=url, job=job, settings=settings)
 
     return running.lasting(main)

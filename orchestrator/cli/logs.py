@@ -2,6 +2,8 @@
 
 import logging
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -20,6 +22,18 @@ class KeyValues(logging.Formatter):
 def _quoted(value: object) -> str:
     text = str(value)
     return repr(text) if not text or any(letter.isspace() for letter in text) else text
+
+
+@contextmanager
+def off() -> Generator[None]:
+    """Have none of our own: what goes wrong is the command's last word."""
+    ours = logging.getLogger("relight")
+    before = ours.level
+    ours.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        ours.setLevel(before)
 
 
 def to_stderr() -> None:

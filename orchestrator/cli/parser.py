@@ -85,6 +85,16 @@ def _port(text: str) -> int:
     return int(text)
 
 
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is no number of seconds") from None
+    if not 0.0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no number of seconds")
+    return seconds
+
+
 def _positive(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text} is no whole number")
@@ -130,10 +140,38 @@ def _agent(add: Add) -> None:
 
 
 def _gateway(add: Add) -> None:
-    parser = _command(add, "gateway", summary="serve token generation with replay over HTTP")
-    parser.add_argument("--job", required=True, metavar="NAME")
-    parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1")
-    parser.add_argument("--port", type=_port, default=8100, help="default: 8100")
+    parser = _command(add, "gateway", summary="serve generation with replay over HTTP")
+    parser.epilog = (
+        "Give programs http://HOST:PORT as their engine (OpenAI's library: base_url http://HOST:PORT/v1)."
+        " Served: POST /v1/completions, /v1/chat/completions and /inference/v1/generate; GET /v1/models,"
+        " /health and /metrics. A call whose engine dies goes on from its tokens; one that cannot go on"
+        " exactly is replayed, or fails with an error event once its first byte is out. Engines need vLLM's"
+        " --enable-scale-out. SIGTERM lets calls under way finish, a second one cuts them off."
+    )
+    parser.add_argument("--job", required=True, metavar="NAME", help="whose engines answer")
+    parser.add_argument("--host", default="127.0.0.1", help="where it listens (default: 127.0.0.1)")
+    parser.add_argument("--port", type=_port, default=8100, help="0: a free one (default: 8100)")
+    parser.add_argument(
+        "--drain",
+        type=_seconds,
+        default=30.0,
+        metavar="S",
+        help="for calls under way at its end (default: 30)",
+    )
+    parser.add_argument(
+        "--recovery-timeout",
+        type=_seconds,
+        default=300.0,
+        metavar="S",
+        help="how long a call waits for an engine, and for tokens after a death (default: 300)",
+    )
+    parser.add_argument(
+        "--max-engine-failures",
+        type=_positive,
+        default=3,
+        metavar="N",
+        help="that one call may meet (default: 3)",
+    )
 
 
 def _status(add: Add) -> None:
@@ -190,4 +228,7 @@ def _config(add: Add) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     check = actions.add_parser("check", help="say what a node file or an orchestrator's file holds")
     check.add_argument("file", metavar="FILE")
+    check.add_argument(
+        "--snapshots", metavar="DIR", help="measure what a snapshot of each model takes to be written there"
+    )
     _shown(check)

@@ -24,7 +24,8 @@ async def the_job(args: Namespace) -> AsyncGenerator[JobBus]:
     """The job that `args.job` names, or the only one; raises UsageError, or BusUnavailable."""
     url = bus_url(args)
     wanted = job_name(args.job) if args.job else None
-    async with open_bus(url) as bus:
+    async with open_bus(url, reached=False) as bus:
+        await bus.check_kind()  # who asks how things stand is answered on any server that serves
         yield bus.job(await _chosen(bus, wanted))
 
 

@@ -3,9 +3,10 @@
 Ctrl-C and, for lasting commands, SIGTERM cancel it; it then cleans up within its own deadlines. A cancel
 scope is used and not asyncio's own answer to Ctrl-C, which cancels once: a library that swallows that one
 cancellation (redis-py while it connects) would go on for ever. A second signal is not caught: it ends the
-process where it stands.
+process where it stands, unless the command says what it means.
 """
 
+import asyncio
 import signal
 from collections.abc import Awaitable, Callable
 
@@ -18,22 +19,25 @@ Main = Callable[[], Awaitable[None]]
 
 
 def once(main: Main) -> int:
-    """Run a command that ends by itself; 0. Raises KeyboardInterrupt."""
-    anyio.run(_until_signal, main, (signal.SIGINT,))
+    """Run a command that ends by itself; 0. Raises KeyboardInterrupt. There are no logs."""
+    with logs.off():
+        anyio.run(_until_signal, main, (signal.SIGINT,))
     return 0
 
 
-def lasting(main: Main) -> int:
+def lasting(main: Main, *, again: Callable[[], None] | None = None) -> int:
     """Run a command that goes on until SIGTERM or until it ends; 0. Raises KeyboardInterrupt.
 
-    Logs go to stderr.
+    Logs go to stderr. `again` is called for each further signal, in place of the process's end.
     """
     logs.to_stderr()
-    anyio.run(_until_signal, main, (signal.SIGINT, signal.SIGTERM))
+    anyio.run(_until_signal, main, (signal.SIGINT, signal.SIGTERM), again)
     return 0
 
 
-async def _until_signal(main: Main, numbers: tuple[signal.Signals, ...]) -> None:
+async def _until_signal(
+    main: Main, numbers: tuple[signal.Signals, ...], again: Callable[[], None] | None = None
+) -> None:
     caught: list[signal.Signals] = []
     async with anyio.create_task_group() as tasks:
 
@@ -43,7 +47,11 @@ async def _until_signal(main: Main, numbers: tuple[signal.Signals, ...]) -> None
                 async for number in signals:
                     caught.append(number)
                     break
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler would end it with a traceback
+            if again is None:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own would end it with a traceback
+            else:
+                for number in numbers:
+                    asyncio.get_running_loop().add_signal_handler(number, again)
             tasks.cancel_scope.cancel()
 
         await tasks.start(watch)

@@ -4,10 +4,10 @@ A restart is meant for the incarnation that stands, so that one asked for twice 
 an engine is meant for the slot, whatever fills it by the time it is read.
 """
 
-import getpass
 from argparse import Namespace
 from typing import NamedTuple
 
+from relight.agents.control.outcome import operator
 from relight.events.errors import UsageError
 from relight.events.facts import (
     ApprovalGiven,
@@ -18,7 +18,7 @@ from relight.events.facts import (
     RestartRequested,
     RetireRequested,
 )
-from relight.events.ids import JobName, Source
+from relight.events.ids import JobName
 from relight.events.schema import Snapshot
 from relight.orchestrator.cli import printing, reach, running
 
@@ -29,14 +29,6 @@ class Wish(NamedTuple):
     fact: Fact
     about: dict[str, object]
     words: str
-
-
-def operator() -> Source:
-    """Who wishes."""
-    try:
-        return Source(f"operator/{getpass.getuser()}")
-    except (OSError, KeyError):  # a container's user without a name
-        return Source("operator/unknown")
 
 
 def wish(args: Namespace, job: JobName, snapshot: Snapshot) -> Wish:

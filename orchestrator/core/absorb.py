@@ -64,8 +64,26 @@ def _started(case: Case, fact: EngineStarted) -> None:
         version=fact.weights or BASE,
         digest=_started_on(engine),
         start_s=fact.seconds or engine.start_s,
+        starts_only=_starts_only(case, fact),
         intent=None,
     )
+
+
+def _starts_only(case: Case, fact: EngineStarted) -> bool:
+    """Whether only a start brings it published weights. One that ignored them then is not started again."""
+    named = _started_on(case.engine) is not None
+    if fact.reloads is not False:
+        return False
+    if case.engine.starts_only and named and fact.weights is None:
+        detail = (
+            f"{case.name} reloads wrongly, and its command has no {{weights}}: no published weights reach it"
+        )
+        case.work.alarm("reload", detail, reason="it was started on weights and does not hold them")
+        return False
+    if not case.engine.starts_only:
+        detail = f"{case.name} does not compute the same after a reload: it is started on weights instead"
+        case.work.alarm("reload", detail, reason="its agent has tried a reload of its own weights")
+    return True
 
 
 def _stopped(case: Case, fact: EngineStopped) -> None:
@@ -82,6 +100,10 @@ def _start_failed(case: Case, fact: StartFailed) -> None:
     if case.engine.phase is Phase.STARTING:
         recovery.go_on(case.work, case.name, why=f"its start failed: {fact.cause}")
         devices.failed(case.work, case.name, fact.device, why=f"its start failed: {fact.cause}")
+        if fact.cause == "weights":
+            detail = f"{case.name} cannot be started on published weights: {fact.detail}"
+            case.work.alarm("weights", detail, reason="it is started without them")
+            case.work.put(case.name, unreadable=_started_on(case.engine))
     if case.engine.phase in (Phase.STARTING, Phase.STOPPING):
         case.work.put(case.name, intent=None, processes=(), address=None)
 
@@ -91,6 +113,8 @@ def _failed(case: Case, fact: WeightsFailed) -> None:
         return
     case.work.put(case.name, intent=None, not_before=budget.retry_at(case.work))
     if fact.touched:
+        detail = f"{case.name}.{fact.incarnation} is not at {fact.version}: {fact.error}"
+        case.work.alarm("weights", detail, reason="it is restarted, whatever it holds now")
         recovery.begin(case.work, case.name, why=f"its weights failed: {fact.error}")
         return
     detail = f"{case.name} cannot take {fact.version}: {fact.error}"
@@ -175,6 +199,9 @@ def _healthy(case: Case, fact: Healthy) -> None:
         return
     if engine.phase is Phase.VERIFYING:
         recovery.mark(work, case.name, "verify")
+        if fact.unproven is not None:
+            detail = f"{case.name}.{fact.incarnation} at {fact.version}: {fact.unproven}"
+            work.alarm("unproven", detail, reason="it is routed by the digest of what was handed over alone")
     work.put(case.name, intent=None)
     if fact.canary is None:
         return

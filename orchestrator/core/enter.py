@@ -51,7 +51,7 @@ def order_start(work: Work, name: EngineName, *, reason: str) -> None:
         name,
         reason=reason,
         node=engine.node,
-        weights=snapshot_to_use(work),
+        weights=weights_to_start_on(work, engine),
         deadline=work.after(_start_s(work, engine)),
     )
 
@@ -62,6 +62,16 @@ def snapshot_to_use(work: Work) -> Weights | None:
     if work.settings.recover_at == "boundary" or published is None:
         return None
     return published if published.version == work.meta.version else None
+
+
+def weights_to_start_on(work: Work, engine: EngineState) -> Weights | None:
+    """Published weights of the job's version, where this engine is to be started on them."""
+    published = work.meta.published
+    if not engine.starts_only:
+        published = snapshot_to_use(work)
+    if published is None or published.version != work.meta.version:
+        return None
+    return published if published.digest != engine.unreadable else None
 
 
 def _start_s(work: Work, engine: EngineState) -> float:

@@ -33,7 +33,7 @@ def alarm_at(settings: Settings, meta: Meta) -> int | None:
     """When too few have served for too long (bus time in ms); None where that was said, or enough serve."""
     if not meta.below_floor or meta.floor_alarmed:
         return None
-    return meta.below_floor + int(settings.waiting_s * 1000)
+    return meta.below_floor + int(settings.floor_s * 1000)
 
 
 def alarm(work: Work, *, reason: str) -> None:

@@ -20,13 +20,13 @@ from relight.orchestrator.settings import Settings
 def move_who_waited(work: Work) -> None:
     """Move each engine whose node has been silent for long enough, where there is a spare."""
     meta = work.meta
-    if meta.hold or meta.finished or _too_many_are_silent(work):
+    silent = sum(record.silent for record in meta.nodes.values())
+    if not silent or 2 * silent > len(meta.nodes) or meta.hold or meta.finished:
         return
     for name in sorted(work.engines):
         engine = work.engines[name]
-        spare = _spare_for(work, engine)
         at = moves_at(work.settings, meta, engine)
-        if at is None or at > work.now or spare is None:
+        if at is None or at > work.now or (spare := _spare_for(work, engine)) is None:
             continue
         why = f"node {engine.node} is silent"
         if engine.recovery is None:
@@ -42,11 +42,6 @@ def moves_at(settings: Settings, meta: Meta, engine: EngineState) -> int | None:
     if engine.phase is not Phase.SILENT or record is None or not record.silent:
         return None
     return engine.since + int(settings.move_after_s * 1000)
-
-
-def _too_many_are_silent(work: Work) -> bool:
-    nodes = work.meta.nodes.values()
-    return 2 * sum(record.silent for record in nodes) > len(nodes)
 
 
 def _spare_for(work: Work, engine: EngineState) -> NodeName | None:

@@ -13,7 +13,7 @@ from relight.events.schema import Boundary, OpenSync
 from relight.events.values import Failed, Member, Phase, Weights
 from relight.events.version import Version
 from relight.orchestrator.core import budget, recovery
-from relight.orchestrator.core.enter import enter, order_route, snapshot_to_use
+from relight.orchestrator.core.enter import enter, order_route, snapshot_to_use, weights_to_start_on
 from relight.orchestrator.core.job import Work
 from relight.orchestrator.core.restraint import observes
 
@@ -89,14 +89,38 @@ def _why_sync(work: Work, names: list[EngineName], boundary: Boundary) -> str:
 
 
 def load_snapshot(work: Work) -> None:
-    """Stale engines pull the published weights of the job's version where recoveries may use them."""
-    weights = snapshot_to_use(work)
-    if weights is None:
+    """Engines get the published weights of the job's version: stale ones where recoveries may use them,
+    and serving ones where the application has published them outside a sync."""
+    weights, published = snapshot_to_use(work), work.meta.published
+    if published is None or published.version != work.meta.version:
         return
     for name, engine in list(work.engines.items()):
-        if engine.phase is Phase.STALE and _can_sync(work, name):
-            order_load(work, name, weights, sync=None, reason=f"{weights.version} stands at {weights.uri}")
+        if not _can_sync(work, name):
+            continue
+        reason = f"{published.version} stands at {published.uri}"
+        behind = engine.phase is Phase.SERVING and work.meta.sync is None and engine.intent is None
+        if behind and engine.version != published.version:
+            if engine.starts_only:
+                _start_on(work, name, published)
+            else:
+                order_load(work, name, published, sync=None, reason=reason)
+        elif engine.phase is Phase.STALE and engine.starts_only:
+            if weights_to_start_on(work, engine) is not None:
+                _start_on(work, name, published)
+        elif engine.phase is Phase.STALE and weights is not None:
+            order_load(work, name, weights, sync=None, reason=reason)
             enter(work, name, Phase.SYNCING, reason="it pulls published weights")
+
+
+def _start_on(work: Work, name: EngineName, weights: Weights) -> None:
+    """An engine that must not be reloaded is stopped, and started on the weights, outside its budget."""
+    reason = f"it is only started on weights, and {weights.version} stands at {weights.uri}"
+    under_way = work.engines[name].recovery
+    if under_way is None:
+        recovery.begin(work, name, why=reason, by="sync")
+    else:
+        work.put(name, recovery=replace(under_way, budgeted=False))
+    enter(work, name, Phase.STOPPING, reason=reason)
 
 
 def weights_published(work: Work, fact: WeightsPublished) -> None:
@@ -118,7 +142,9 @@ def weights_published(work: Work, fact: WeightsPublished) -> None:
     work.learn(published=weights)
     for name in sync.pending:
         engine = work.engines[name]
-        if not isinstance(engine.intent, LoadWeights) or engine.intent.sync != fact.sync:
+        if engine.starts_only:
+            _start_on(work, name, weights)
+        elif not isinstance(engine.intent, LoadWeights) or engine.intent.sync != fact.sync:
             order_load(work, name, weights, sync=sync.order, reason=f"{fact.version} stands at {fact.uri}")
 
 

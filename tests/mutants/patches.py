@@ -25,8 +25,8 @@ PATCHES = (
     Patch(
         "a commit needs no lease",
         "events/bus/scripts.py",
-        "if redis.call('GET', KEYS[1]) ~= ARGV[1] or commit ~= ARGV[3] or tonumber(epoch) > tonumber(ARGV[2])",
-        "if commit ~= ARGV[3]",
+        "if redis.call('GET', KEYS[1]) ~= ARGV[1] or commit",
+        "if commit",
     ),
     Patch(
         "a commit may be out of turn",
@@ -161,8 +161,8 @@ PATCHES = (
     Patch(
         "a start is a proof of the weights",
         CORE + "table.py",
-        "        (Phase.STARTING, EngineStarted): {on_the_jobs_version: Phase.VERIFYING, always: Phase.STALE},",
-        "        (Phase.STARTING, EngineStarted): {always: Phase.VERIFYING},",
+        "{on_the_jobs_version: Phase.VERIFYING, always: Phase.STALE}",
+        "{always: Phase.VERIFYING}",
     ),
     Patch(
         "a load is a proof of the weights",

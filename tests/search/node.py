@@ -228,7 +228,7 @@ class Node(Voice):
         assert here is not None
         if not here.alive:
             return self.notice(agent)
-        version = agent.holds or here.label or BASE
+        version = here.label or agent.holds or BASE  # a push moves the label, and not what its agent loaded
         return agent, (self._healthy(agent, version, order.id),)
 
     def unnoticed(self, agent: Agent) -> bool:

@@ -1,0 +1,66 @@
+"""What the engine's own checksums say of the weights that it shall hold."""
+
+import logging
+from pathlib import Path
+from typing import NamedTuple
+
+import anyio
+
+from relight.agents import snapshot
+from relight.agents.adapters.vllm import EngineRefused
+from relight.agents.node import canary, model
+from relight.agents.node.config import base_model
+from relight.agents.node.owned import Owned
+from relight.agents.snapshot import SnapshotError
+
+log = logging.getLogger(__name__)
+
+CHEAP_S = 0.1
+"""Checksums that take no longer are looked at in each load of a serving engine, which is held meanwhile."""
+
+
+class Content(NamedTuple):
+    """What was looked at."""
+
+    checksums: str | None = None
+    """One digest over all of them; none where the engine gives no real ones."""
+    compared: int = 0
+    """Tensors that were compared with those of the snapshot."""
+    error: str | None = None
+    """The first one that differs, as a sentence."""
+
+
+async def look(owned: Owned, folder: Path | None, *, within_s: float) -> Content:
+    """Ask the engine and compare with `folder`, the weights it shall hold. Raises EngineUnreachable."""
+    if not owned.config.checksums:
+        return Content()
+    try:
+        told = await owned.client.checksums(within_s=within_s)
+    except EngineRefused as error:
+        log.info("the engine gives no checksums engine=%s error=%s", owned.name, error)
+        return Content()
+    if folder is None:
+        return Content(canary.combined(told))
+    known = model.known(owned)
+    try:
+        compared, differs = await anyio.to_thread.run_sync(
+            model.odd, known, told, folder, abandon_on_cancel=True
+        )
+    except SnapshotError as gone:  # removed since it was loaded, as a newer version stands
+        log.info("the weights cannot be compared engine=%s error=%s", owned.name, gone)
+        return Content(canary.combined(told))
+    return Content(canary.combined(told), compared, differs)
+
+
+def is_cheap(owned: Owned) -> bool:
+    """Whether a serving engine may be asked in the middle of a load."""
+    took_s = model.known(owned).checksums_s
+    return took_s is not None and took_s <= CHEAP_S
+
+
+def folder_of(owned: Owned) -> Path | None:
+    """Where the weights lie that the engine shall hold; None for those that were pushed."""
+    record = owned.record
+    if record.uri is not None:
+        return snapshot.directory_of(record.uri)
+    return base_model(owned.config) if record.version is None else None

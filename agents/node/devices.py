@@ -1,0 +1,159 @@
+"""The memory of an engine's devices: what was in use before it, and the proof that it is back.
+
+Memory may stay when every process is gone: a helper that mapped it pins it, and the driver gives it back
+late. So the measure is the device itself: as much in use as before the start, less what the agent's other
+engines hold. What cannot be asked is unknown, and unknown is no proof.
+"""
+
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import NamedTuple, Protocol, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from relight.agents.node import proc
+from relight.agents.node.errors import NotProven
+from relight.events.bus.clock import monotonic_ms
+from relight.events.errors import RelightError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SLACK_MIB = 200.0
+"""More in use than before by less than this is nobody's: a bare CUDA context is 300 and more."""
+ASK_S = 5.0
+"""For one answer of the driver, which gives one in milliseconds; a wedged one gives none."""
+POLL_S = 0.05
+
+
+class DeviceUnknown(RelightError):
+    """The driver does not tell."""
+
+
+class Use(NamedTuple):
+    """One process on a device, by the driver's number for it, which in a container may be the host's."""
+
+    pid: int
+    mib: float | None
+
+
+class Device(NamedTuple):
+    """One device at one moment."""
+
+    uuid: str
+    used_mib: float
+    uses: tuple[Use, ...]
+
+
+class Before(NamedTuple):
+    """A device before an incarnation was started on it."""
+
+    uuid: str
+    mib: float | None
+    """In use by others than this agent's engines; none where it was not told."""
+
+
+class Devices(Protocol):
+    """Whoever knows this machine's devices. Calls may block."""
+
+    def select(self, visible: str | None) -> tuple[str, ...]:
+        """The devices that a value of CUDA_VISIBLE_DEVICES means. Raises DeviceUnknown."""
+        ...
+
+    def look(self, uuid: str) -> Device:
+        """What is in use on it. Raises DeviceUnknown."""
+        ...
+
+
+class Memory:
+    """The device memory of one node's engines."""
+
+    def __init__(self, devices: Devices | None, *, kin: Callable[[], Iterable[int]]) -> None:
+        """`kin`: the pids of all processes of this agent's engines."""
+        self._devices = devices
+        self._kin = kin
+        self._turns: dict[str, anyio.Lock] = {}
+
+    async def devices(self, visible: str | None) -> tuple[str, ...]:
+        """The devices that a value of CUDA_VISIBLE_DEVICES means; none where there is none to ask."""
+        if self._devices is None:
+            return ()
+        devices = self._devices
+        try:
+            return await _told(lambda: devices.select(visible))
+        except DeviceUnknown as error:
+            log.warning("the devices of an engine are not known error=%s", error)
+            return ()
+
+    async def before(self, uuids: Iterable[str]) -> tuple[Before, ...]:
+        """These devices as they are, an engine being about to be started on them."""
+        devices = self._devices
+        return tuple([await self._as_it_is(devices, uuid) for uuid in uuids]) if devices else ()
+
+    async def _as_it_is(self, devices: Devices, uuid: str) -> Before:
+        try:
+            return Before(uuid, self._others(await _told(lambda: devices.look(uuid))))
+        except DeviceUnknown as error:
+            log.warning("device memory was not seen before a start error=%s", error)
+            return Before(uuid, None)
+
+    @asynccontextmanager
+    async def turn(self, uuids: Iterable[str]) -> AsyncGenerator[None]:
+        """Only one engine at a time takes memory on a device: each reckons with what it finds free there."""
+        async with AsyncExitStack() as stack:
+            for uuid in sorted(set(uuids)):
+                await stack.enter_async_context(self._turns.setdefault(uuid, anyio.Lock()))
+            yield
+
+    async def proven_back(self, before: tuple[Before, ...], *, within_s: float) -> bool | None:
+        """True once all of it is back; None where there is no device to ask. Raises NotProven.
+
+        To be called when every process of the incarnation is gone.
+        """
+        devices = self._devices
+        if devices is None or not before:
+            return None
+        deadline = monotonic_ms() + within_s * 1000.0
+        for each in before:
+            while held := await self._held(devices, each):
+                if monotonic_ms() >= deadline:
+                    raise NotProven("memory", held)
+                await anyio.sleep(POLL_S)
+        return True
+
+    async def _held(self, devices: Devices, before: Before) -> str | None:
+        """What of the device's memory is not back, and who holds it; None when all is."""
+        try:
+            device = await _told(lambda: devices.look(before.uuid))
+        except DeviceUnknown as error:
+            return str(error)
+        if before.mib is None:
+            return None
+        more = self._others(device) - before.mib
+        if more <= SLACK_MIB:
+            return None
+        kin = set(self._kin())
+        strange = [use for use in device.uses if use.pid not in kin]
+        holders = "; ".join(map(_named, strange)) or "no process that the driver names"
+        return f"device {before.uuid} has {more:.0f} MiB more in use than before its start, held by {holders}"
+
+    def _others(self, device: Device) -> float:
+        """MiB in use by others than this agent's engines."""
+        kin = set(self._kin())
+        return device.used_mib - sum(use.mib or 0.0 for use in device.uses if use.pid in kin)
+
+
+def _named(use: Use) -> str:
+    size = "" if use.mib is None else f" {use.mib:.0f} MiB"
+    command = proc.command_line(use.pid)[:120]
+    return f"pid {use.pid}{size}{f' ({command})' if command else ''}"
+
+
+async def _told(ask: Callable[[], T]) -> T:
+    """What the driver says, in a thread: one that never answers holds up this question only."""
+    with anyio.move_on_after(ASK_S):
+        return await anyio.to_thread.run_sync(ask, abandon_on_cancel=True)
+    raise DeviceUnknown(f"the driver gave no answer within {ASK_S:g} s")

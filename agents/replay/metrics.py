@@ -1,0 +1,138 @@
+"""The replay client's metrics in Prometheus' text format, from one table. Pure.
+
+A name ends in its unit. Labels are bounded: outcomes, reasons and ways are fixed sets, versions and engines
+are none of them.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Literal, NamedTuple
+
+from relight.agents.replay.tally import Book
+
+Labels = tuple[str, ...]
+
+TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536)
+"""Upper bounds of lengths."""
+SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+"""Upper bounds of breaks: from a survivor that takes over at once to a cold start."""
+
+
+class Metric(NamedTuple):
+    """One metric: how it is read from a book, and what it means."""
+
+    name: str
+    kind: Literal["counter", "histogram"]
+    help: str
+    labels: Labels
+    read: Callable[[Book], Mapping[Labels, Counter[int] | Counter[float] | int]]
+    """A number for each combination of labels; of a histogram how often each value came."""
+    bounds: tuple[float, ...] = ()
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric(
+        "relight_replay_turns_total",
+        "counter",
+        "Turns that ended, by how and by whether a replay was needed.",
+        ("outcome", "interrupted"),
+        lambda book: {(outcome, _yes(cut)): count for (outcome, cut), count in book.turns.items()},
+    ),
+    Metric(
+        "relight_replay_suspect_turns_total",
+        "counter",
+        "Turns that were in flight when two engines died.",
+        (),
+        lambda book: {(): book.suspects},
+    ),
+    Metric(
+        "relight_replay_replays_total",
+        "counter",
+        "Attempts after the first, by why the one before ended and how they went on.",
+        ("reason", "way"),
+        lambda book: {(reason, way): count for (reason, way), count in book.replays.items()},
+    ),
+    Metric(
+        "relight_replay_tokens_total",
+        "counter",
+        "Tokens in the turns that ended.",
+        (),
+        lambda book: {(): book.tokens},
+    ),
+    Metric(
+        "relight_replay_kept_tokens_total",
+        "counter",
+        "Tokens that continuations did not have to sample again.",
+        (),
+        lambda book: {(): book.kept},
+    ),
+    Metric(
+        "relight_replay_regenerated_tokens_total",
+        "counter",
+        "Tokens that had come and were dropped.",
+        (),
+        lambda book: {(): book.regenerated},
+    ),
+    Metric(
+        "relight_replay_mixed_version_turns_total",
+        "counter",
+        "Complete turns with tokens of more than one version of the weights.",
+        (),
+        lambda book: {(): book.mixed},
+    ),
+    Metric(
+        "relight_replay_unknown_version_turns_total",
+        "counter",
+        "Complete turns with tokens of a version that nobody knows.",
+        (),
+        lambda book: {(): book.unknown},
+    ),
+    Metric(
+        "relight_replay_sample_tokens",
+        "histogram",
+        "Lengths of complete samples, by whether a replay was needed: the bias of replays.",
+        ("interrupted",),
+        lambda book: {(_yes(cut),): lengths for cut, lengths in book.lengths.items()},
+        TOKENS,
+    ),
+    Metric(
+        "relight_replay_gap_seconds",
+        "histogram",
+        "From a break to the turn's next token.",
+        (),
+        lambda book: {(): book.gaps_s},
+        SECONDS,
+    ),
+)
+"""Every metric of the client."""
+
+
+def text(book: Book) -> str:
+    """All of them, in the text format of version 0.0.4."""
+    return "".join(line + "\n" for metric in METRICS for line in _lines(metric, book))
+
+
+def _lines(metric: Metric, book: Book) -> Iterator[str]:
+    yield f"# HELP {metric.name} {metric.help}"
+    yield f"# TYPE {metric.name} {metric.kind}"
+    for values, found in sorted(metric.read(book).items()):
+        pairs = [(name, str(value)) for name, value in zip(metric.labels, values, strict=True)]
+        if isinstance(found, int):
+            yield f"{metric.name}{_named(pairs)} {found}"
+            continue
+        total = sum(found.values())
+        for bound in metric.bounds:
+            below = sum(count for value, count in found.items() if value <= bound)
+            yield f"{metric.name}_bucket{_named([*pairs, ('le', f'{bound:g}')])} {below}"
+        yield f"{metric.name}_bucket{_named([*pairs, ('le', '+Inf')])} {total}"
+        yield f"{metric.name}_sum{_named(pairs)} {sum(value * count for value, count in found.items()):g}"
+        yield f"{metric.name}_count{_named(pairs)} {total}"
+
+
+def _named(pairs: Iterable[tuple[str, str]]) -> str:
+    inside = ",".join(f'{name}="{value}"' for name, value in pairs)
+    return f"{{{inside}}}" if inside else ""
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"

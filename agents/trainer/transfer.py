@@ -1,0 +1,403 @@
+"""VllmTransferSync: weights go from the trainer's memory into engines, by vLLM's own weight-transfer API.
+
+The group of one transfer is the trainer and the members of the order, so that a recovery reaches the engines
+that lack weights and no other one: those are neither paused nor asked. A group is kept for as long as its
+members are the same. Nothing of vLLM ends an update that has begun, so every member of one that failed is
+touched, and restarted.
+"""
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Collection, Generator, Hashable, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, Literal, Protocol
+from urllib.parse import urlsplit
+
+import msgspec
+
+from relight.agents.trainer import words
+from relight.agents.trainer.fleet import Fleet, MembersFailed
+from relight.agents.trainer.ranks import RankFailed
+from relight.agents.trainer.sync import Context, Left, told
+from relight.events.decisions import SyncWeights
+from relight.events.errors import RelightError, UsageError
+from relight.events.facts import WeightsSynced
+from relight.events.ids import EngineName
+from relight.events.values import Failed, Loaded, Member
+from relight.events.version import Version
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.1
+"""Between two looks whether a member has died: its absence would hold a broadcast for ever."""
+
+
+class Meeting(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a group meets, and how many are in it: the trainer's rank 0, then every worker of each engine."""
+
+    address: str
+    port: int
+    world_size: int
+    rank: int = 0
+    """Of this process among the trainer's."""
+
+
+class Control(Protocol):
+    """What vLLM's trainer side asks of engines (its `VLLMWeightSyncClient`)."""
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None: ...
+    def start_weight_update(self) -> None: ...
+    def update_weights(self, update_info: Any) -> None: ...
+    def finish_weight_update(self, weight_version: str | None = None) -> None: ...
+
+
+class Sender(Protocol):
+    """vLLM's trainer side of one group (its `TrainerWeightTransferEngine`)."""
+
+    def send_weights(self) -> None: ...
+    def shutdown(self) -> None: ...
+
+
+class Source(Protocol):
+    """The live tensors under the names of a checkpoint, gathered one after the other."""
+
+    def begin(self) -> None:
+        """One pass over all of them is to come."""
+        ...
+
+    def drain(self) -> None:
+        """Gather what the pass has left where it was broken off: the other ranks gather all."""
+        ...
+
+    def fingerprint(self) -> Hashable | None: ...
+
+
+Open = Callable[[Meeting, Control, Source], Sender]
+"""Meets the members and returns the trainer's side of the group."""
+
+
+class _Step(msgspec.Struct, frozen=True, kw_only=True):
+    """What rank 0 tells the others of an export."""
+
+    meeting: Meeting | None = None
+    """Of a new group; none keeps the old one."""
+
+
+class _Go(msgspec.Struct, frozen=True, kw_only=True):
+    error: str | None = None
+
+
+class VllmTransferSync:
+    """A push by vLLM's weight transfer.
+
+    `model`: a torch module. `backend`: the transport's name in vLLM's factories; engines are started with
+    `--weight-transfer-config '{"backend": …}'`. `address`: under which engines reach this trainer; None takes
+    the one that routes to them. `kv`: what becomes of cached keys and values of a serving engine. `timeout_s`
+    bounds one transfer. `open_group` replaces what vLLM's trainer factory makes of the backend.
+    """
+
+    pushes = True
+    subset = True
+
+    def __init__(  # noqa: PLR0913 -- a public signature
+        self,
+        model: Any,
+        *,
+        backend: str = "nccl",
+        address: str | None = None,
+        kv: Literal["reset", "keep", "recompute"] = "reset",
+        timeout_s: float = 300.0,
+        open_group: Open | None = None,
+    ) -> None:
+        from relight.agents.adapters import vllm_transfer
+
+        if timeout_s <= 0:
+            raise UsageError(f"timeout_s={timeout_s} must be above 0")
+        self._source: Source = vllm_transfer.source(model)
+        self._open = open_group or vllm_transfer.opener(backend)
+        self._address = address
+        self._kv = kv
+        self._timeout_s = timeout_s
+        self._context = Context()
+        self._members: tuple[Member, ...] = ()
+        """Of the open group."""
+        self._control = _Control()
+        self._sender: Sender | None = None
+        """Taken away by whoever closes it: a watcher may, while a transfer waits in it."""
+        self._turn = threading.Lock()
+
+    def bind(self, context: Context) -> None:
+        self._context = context
+
+    def exportable(self, version: Version) -> bool:
+        return True
+
+    def joint(self, version: Version) -> bool:
+        return True
+
+    def fingerprint(self) -> Hashable | None:
+        return self._source.fingerprint()
+
+    def close(self) -> None:
+        self._leave_group()
+
+    # --- rank 0 ------------------------------------------------------------------------------------
+
+    def export(self, order: SyncWeights, left: Left) -> WeightsSynced:
+        """Hand `order.version` over; whoever fails is told in the answer. Raises RanksLost alone."""
+        members = tuple(member for member in order.members if member.engine not in left.before)
+        gone = tuple(member for member in order.members if member.engine in left.before)
+        fleet = Fleet(members, within_s=self._timeout_s)
+        failed: dict[EngineName, Failed] = {
+            member.engine: Failed(member.engine, member.incarnation, "left", False) for member in gone
+        }
+        with self._watched(fleet, left):
+            failed |= self._handed_over(fleet, order)
+        return WeightsSynced(
+            sync=order.sync,
+            version=order.version,
+            loaded=tuple(Loaded(m.engine, m.incarnation) for m in members if m.engine not in failed),
+            failed=tuple(failed[m.engine] for m in order.members if m.engine in failed),
+        )
+
+    def _handed_over(self, fleet: Fleet, order: SyncWeights) -> dict[EngineName, Failed]:
+        """Who failed."""
+        error = self._meet(fleet)
+        serving: list[Member] = []
+        touched: set[EngineName] = set()
+        if error is None and fleet.members:
+            try:
+                self._pause(fleet, serving)
+                touched |= self._begun(fleet, str(order.version))
+            except RelightError as failure:
+                error = failure
+        self._go(error or self._control.refusal)
+        if error is None and self._control.refusal is None and fleet.members:
+            try:
+                self._source.begin()
+                self._send()
+                return _failures(fleet.members, self._resumed(fleet, serving), touched=touched)
+            except Exception as failure:  # noqa: BLE001 -- whatever a backend raises, nobody knows what it left
+                error = failure
+                self._source.drain()
+        error = error or self._control.refusal
+        if error is None:
+            return {}
+        log.warning("transfer failed", extra={"version": str(order.version)}, exc_info=error)
+        self._leave_group()
+        with suppress(MembersFailed):  # its pause has a lease, which its agent holds
+            fleet.post("/resume", members=[each for each in serving if each.engine not in touched])
+        own = error.errors if isinstance(error, MembersFailed) else {}
+        errors = dict.fromkeys((member.engine for member in fleet.members), told(error)) | own
+        return _failures(fleet.members, errors, touched=touched)
+
+    def _begun(self, fleet: Fleet, version: str) -> set[EngineName]:
+        """Begin the update; whose tensors may have lost their bytes by that."""
+        self._control.begin(fleet, version)
+        try:
+            self._control.start_weight_update()
+        except MembersFailed as error:
+            self._control.refusal = error
+            return {member.engine for member in fleet.members} - error.refused
+        return {member.engine for member in fleet.members}
+
+    def _meet(self, fleet: Fleet) -> Exception | None:
+        """Be in a group with exactly these members, on all ranks; why not, otherwise."""
+        ranks = self._context.ranks
+        meeting: Meeting | None = None
+        error: Exception | None = None
+        if fleet.members and (fleet.members != self._members or self._sender is None):
+            try:
+                meeting = self._new_meeting(fleet)
+            except (RelightError, OSError) as failure:
+                error = failure
+        ranks.tell(words.written(_Step(meeting=meeting)))
+        if meeting is not None:
+            error = self._opened(meeting, fleet)
+        outcomes = [words.read(data, _Go) for data in ranks.gather(words.written(_Go(error=told(error))))]
+        others = {rank: one.error for rank, one in enumerate(outcomes) if rank and one.error is not None}
+        if error is None and others:
+            error = RankFailed("; ".join(f"rank {rank}: {why}" for rank, why in others.items()))
+        return error
+
+    def _new_meeting(self, fleet: Fleet) -> Meeting:
+        self._leave_group()
+        sizes = {name: int(told["world_size"]) for name, told in fleet.get("/get_world_size").items()}
+        fleet.post("/shutdown_weight_transfer_engine")
+        self._control.offsets(sizes, fleet.members)
+        address = self._address or _address_towards(fleet.members[0].address)
+        return Meeting(address=address, port=_free_port(), world_size=1 + sum(sizes.values()))
+
+    def _opened(self, meeting: Meeting, fleet: Fleet) -> Exception | None:
+        self._control.fleet = fleet
+        try:
+            self._sender = self._open(meeting, self._control, self._source)
+        except Exception as error:  # noqa: BLE001 -- told to all ranks, and in the answer
+            return error
+        self._members = fleet.members
+        return None
+
+    def _go(self, error: Exception | None) -> None:
+        self._context.ranks.tell(words.written(_Go(error=told(error))))
+
+    def _send(self) -> None:
+        sender = self._sender
+        if sender is None:
+            raise RelightError("the group was closed before anything was sent")
+        sender.send_weights()
+
+    def _pause(self, fleet: Fleet, serving: list[Member]) -> None:
+        """Pause those that serve, and note them; stale ones are paused by their agents, and stay so."""
+        told = fleet.get("/is_paused")
+        serving += [member for member in fleet.members if not told[member.engine]["is_paused"]]
+        fleet.post("/pause?mode=keep", members=serving)
+
+    def _resumed(self, fleet: Fleet, serving: list[Member]) -> dict[EngineName, str]:
+        """Let those go on that served; who did not end its update well, or does not go on, and why."""
+        failed = dict(self._control.unfinished)
+        for call in (self._forget, lambda fleet, members: fleet.post("/resume", members=members)):
+            try:
+                call(fleet, [member for member in serving if member.engine not in failed])
+            except MembersFailed as error:
+                failed |= error.errors
+        return failed
+
+    def _forget(self, fleet: Fleet, members: list[Member]) -> None:
+        """Cached keys and values of the old weights; blocks that running requests hold are recomputed."""
+        if self._kv == "keep":
+            return
+        running = str(self._kv == "recompute").lower()
+        answers = fleet.post(f"/reset_prefix_cache?reset_running_requests={running}", members=members)
+        held = [member for member in members if not answers[member.engine]["success"]]
+        fleet.post("/reset_prefix_cache?reset_running_requests=true", members=held)
+
+    @contextmanager
+    def _watched(self, fleet: Fleet, left: Left) -> Generator[None]:
+        """A member that dies, or the deadline, ends what would wait for it for ever."""
+        done = threading.Event()
+
+        def watch() -> None:
+            while not done.wait(LOOK_S):
+                lost = sorted(set(left) - left.before)
+                if lost or not fleet.left_s:
+                    why = f"{', '.join(lost)} left" if lost else f"not done within {self._timeout_s:g} s"
+                    fleet.abort(why)
+                    self._cut()
+                    return
+
+        thread = threading.Thread(target=watch, name="relight-transfer", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def _cut(self) -> None:
+        """Close the group under a transfer that waits in it: its calls then end with an error."""
+        with self._turn:
+            sender, self._sender = self._sender, None
+        if sender is not None:
+            try:
+                sender.shutdown()
+            except Exception as error:  # of whatever backend; the transfer fails either way
+                log.warning("the group could not be closed", exc_info=error)
+
+    def _leave_group(self) -> None:
+        self._cut()
+        self._members = ()
+
+    # --- the other ranks ---------------------------------------------------------------------------
+
+    def join(self, order: SyncWeights, left: Left) -> None:
+        """Take part in the gathering of what rank 0 sends. Raises RankFailed."""
+        ranks = self._context.ranks
+        step = words.read(ranks.tell(b""), _Step)
+        error: Exception | None = None
+        if step.meeting is not None:
+            self._leave_group()
+            meeting = msgspec.structs.replace(step.meeting, rank=ranks.rank)
+            error = self._opened(meeting, Fleet((), within_s=self._timeout_s))
+        ranks.gather(words.written(_Go(error=told(error))))
+        go = words.read(ranks.tell(b""), _Go)
+        if error is not None:
+            raise error
+        if go.error is None and any(member.engine not in left.before for member in order.members):
+            self._send()
+
+
+class _Control:
+    """Engines as vLLM's trainer side asks them: all at once, each with its place in the group."""
+
+    def __init__(self) -> None:
+        self.fleet = Fleet((), within_s=0.0)
+        self._before: dict[EngineName, int] = {}
+        self._version = ""
+        self._started = False
+        self.refusal: MembersFailed | None = None
+        """Why the last update did not begin, where it did not."""
+        self.unfinished: dict[EngineName, str] = {}
+        """Members that could not end the last update, alone: the others hold it."""
+
+    def offsets(self, sizes: dict[EngineName, int], members: tuple[Member, ...]) -> None:
+        """How many workers stand before each engine's."""
+        before = 0
+        for member in members:
+            self._before[member.engine] = before
+            before += sizes[member.engine]
+
+    def begin(self, fleet: Fleet, version: str) -> None:
+        """The next update is of `version`."""
+        self.fleet, self._version, self._started = fleet, version, False
+        self.unfinished, self.refusal = {}, None
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        def placed(member: Member) -> object:
+            offset = init_info.get("rank_offset", 1) + self._before[member.engine]
+            return {"init_info": {**init_info, "rank_offset": offset}}
+
+        self.fleet.post("/init_weight_transfer_engine", placed)
+
+    def start_weight_update(self) -> None:
+        """Once an update: vLLM's side asks for it again, after every rank has heard that it goes."""
+        if not self._started:
+            self.fleet.post("/start_weight_update")
+            self._started = True
+
+    def update_weights(self, update_info: Any) -> None:
+        self.fleet.post("/update_weights", lambda _: {"update_info": update_info})
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        try:
+            self.fleet.post("/finish_weight_update", lambda _: {"weight_version": self._version})
+        except MembersFailed as error:
+            self.unfinished = error.errors
+
+
+def _failures(
+    members: tuple[Member, ...], errors: Mapping[EngineName, str], *, touched: Collection[EngineName]
+) -> dict[EngineName, Failed]:
+    return {
+        member.engine: Failed(
+            member.engine, member.incarnation, errors[member.engine], member.engine in touched
+        )
+        for member in members
+        if member.engine in errors
+    }
+
+
+def _address_towards(url: str) -> str:
+    """This machine's address on the way to an engine."""
+    parts = urlsplit(url)
+    found = socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_DGRAM)
+    family, kind, protocol, _, address = found[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,298 @@
+"""The rules S1 to S12, asked after each step of a core, each commit, and each change of what is really there.
+
+Most questions are those of the exhaustive search (`tests.search.invariants`), asked of the same values. What
+is really there is the model's own account: nobody is believed. A rule that does not hold ends the run.
+"""
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from relight.events.bus import scripts
+from relight.events.decisions import Decision, RecoveryFinished, RouteAdded, StartEngine, StopEngine
+from relight.events.ids import DecisionId, EntryId, NodeName, RecoveryId
+from relight.events.keys import Keys
+from relight.events.values import Member, Phase
+from relight.events.version import Version
+from relight.orchestrator.core import step as core
+from relight.orchestrator.core.job import Job as CoreJob
+from relight.orchestrator.core.job import Step
+from tests.search import invariants
+from tests.simulate.server import position
+
+if TYPE_CHECKING:
+    from tests.simulate.machine import Engine, Sampled
+    from tests.simulate.trainer import Trainer
+    from tests.simulate.world import Job
+
+
+class Broken(Exception):
+    """A rule does not hold."""
+
+    def __init__(self, rule: str, what: str) -> None:
+        super().__init__(f"{rule}: {what}")
+        self.rule = rule
+
+
+class _Intended(NamedTuple):
+    """What a term is about to commit."""
+
+    step: Step
+    cursor: EntryId
+
+
+class Judge:
+    """One job's."""
+
+    def __init__(self, job: "Job") -> None:
+        self._job = job
+        self._keys = Keys(job.name)
+        self.job: CoreJob | None = None
+        """As it stands on the bus."""
+        self.number = 0
+        self._cursor = EntryId("0-0")
+        self._life = -1
+        """The server that `number` and `cursor` are counted on."""
+        self._epochs: set[int] = set()
+        self._runs: set[int] = set()
+        self._holder = ""
+        """The epoch that the lease was given to last, and until when it lasts."""
+        self._held_until_s = 0.0
+        self._seen: dict[str, tuple[str, int]] = {}
+        """Under which boot a source speaks, and the last number that was appended."""
+        self._intended: dict[tuple[int, int], _Intended] = {}
+        self._ids: dict[DecisionId, int] = {}
+        """Of committed decisions, each with the bus that it was committed on."""
+        self._finished: set[RecoveryId] = set()
+        self._since: dict[NodeName, int] = {}
+        """The epoch under which each node was first heard of on this bus."""
+        self._alone: set[Version] = set()
+
+    def broken(self, rule: str, what: str) -> None:
+        self._job.kernel.halt(Broken(rule, f"{self._job.name}: {what}"))
+
+    def _ask(self, broken: str | None) -> None:
+        if broken:
+            rule, _, what = broken.partition(": ")
+            self.broken(rule, what)
+
+    # --- numbers that are given out once -----------------------------------------------------------
+
+    def took(self, epoch: int) -> None:
+        if epoch in self._epochs:
+            self.broken("S10", f"epoch {epoch} is issued twice")
+        self._epochs.add(epoch)
+
+    def began(self, run: int) -> None:
+        if run in self._runs:
+            self.broken("S9", f"run {run} is issued twice")
+        self._runs.add(run)
+
+    def ran(self, script: str, args: list[str], reply: Any) -> None:
+        """The server has executed a script of the job: what it took it takes once, and from nobody."""
+        now_s = self._job.kernel.now
+        if script == scripts.TAKE and reply[0] == "OK":
+            if now_s < self._held_until_s:
+                self.broken("S10", f"the lease is taken while epoch {self._holder} holds it")
+            self._holder, self._held_until_s = reply[1], now_s + float(args[1]) / 1000.0
+        elif script == scripts.RENEW and reply:
+            if args[0].partition(":")[0] != self._holder:
+                self.broken("S10", f"{args[0]} renews the lease of epoch {self._holder}")
+            self._held_until_s = now_s + float(args[1]) / 1000.0
+        elif script == scripts.RELEASE and reply:
+            if args[0].partition(":")[0] != self._holder:
+                self.broken("S10", f"{args[0]} gives up the lease of epoch {self._holder}")
+            self._held_until_s = 0.0
+        elif script == scripts.FORGET and reply > 0:
+            for source in args[1::2]:
+                self._seen.pop(source, None)
+        elif script == scripts.APPEND and reply[0] == "OK":
+            self._appended(args, int(reply[1]))
+
+    def _appended(self, args: list[str], added: int) -> None:
+        """Each numbered fact stands in the stream once, whatever was retried or came late."""
+        source, boot, at = args[0], args[1], 3
+        speaks, last = self._seen.get(source, (boot, 0))
+        if speaks != boot and args[2] != "1":
+            self.broken("S8", f"{source} appends as {boot} after it has begun to speak as {speaks}")
+        fresh, last = 0, last if speaks == boot else 0
+        while at < len(args):
+            if int(args[at]) > last:
+                fresh, last = fresh + 1, int(args[at])
+            at += 2 + int(args[at + 1])
+        if added > fresh:
+            self.broken("S10", f"facts of {source} up to {last} are appended twice")
+        self._seen[source] = boot, last
+
+    # --- the core and its commits ------------------------------------------------------------------
+
+    def stepped(self, before: CoreJob, heard: Any, done: Step) -> None:
+        """The core has taken a step."""
+        self._ask(invariants.of_step(before, heard, done))
+
+    def intends(self, epoch: int, number: int, step: Step, cursor: EntryId) -> None:
+        self._intended[epoch, number] = _Intended(step, cursor)
+
+    def forget(self) -> None:
+        """The bus was emptied or rolled back: what stood on it is gone."""
+        self._life = -1
+        self._finished.clear()
+        self._since.clear()
+        self._seen.clear()
+        self._held_until_s = 0.0
+
+    def is_current(self) -> bool:
+        """Whether `job` is what stands on the server that there is."""
+        here = self._life == self._job.world.server.life
+        return here and self.job is not None and self.job.meta.bus == self._stamp()
+
+    def committed(self, keys: list[str], args: list[str]) -> None:
+        """The server has taken a commit."""
+        if keys != [self._keys.lease, self._keys.state, self._keys.decisions]:
+            self.broken("S12", f"a commit touches {keys}")
+        server = self._job.world.server
+        epoch, number = int(args[1]), int(args[3])
+        if not (server.get(self._keys.lease) or "").startswith(f"{epoch}:"):
+            self.broken("S10", f"a commit of epoch {epoch} is taken after its lease has ended")
+        intended = self._intended.pop((epoch, number), None)
+        if intended is None:
+            self.broken("S10", f"commit {number} of epoch {epoch} is taken again")
+            return
+        before, job = self.job, intended.step.job
+        if self._life == server.life:
+            if number != self.number + 1:
+                self.broken("S10", f"commit {number} is taken after {self.number}")
+            if before is not None and epoch < before.epoch:
+                self.broken("S10", f"a commit of epoch {epoch} is taken after one of {before.epoch}")
+            if position(intended.cursor) < position(self._cursor):
+                self.broken("S10", f"the cursor goes back from {self._cursor} to {intended.cursor}")
+        else:
+            before = None
+        self._life, self.number, self._cursor, self.job = server.life, number, intended.cursor, job
+        for node in job.meta.nodes:
+            self._since.setdefault(node, job.epoch)
+        for decision in intended.step.decisions:
+            if isinstance(decision, Decision):
+                self._decided(before, job, decision)
+        for engine in self._job.engines:
+            self.engine(engine)
+
+    def _decided(self, before: CoreJob | None, job: CoreJob, decision: Decision) -> None:
+        if decision.id in self._ids:
+            self.broken("S10", f"the id {decision.id} is used twice")
+        self._ids[decision.id] = self._job.world.generation
+        if decision.dry_run:
+            return
+        match decision:
+            case StartEngine():
+                engine = self._job.engine(decision.engine)
+                self._ask(invariants.of_start(engine.name, decision.incarnation, engine.agent))
+                if self._is_known(job, engine) and not _is_repeated(before, decision):
+                    self._ask(invariants.of_report("started", engine.name, job.epoch, engine.agent))
+            case RouteAdded():
+                engine = self._job.engine(decision.engine)
+                if before is not None and before.engines[engine.name].route is None:
+                    self._ask(invariants.of_route(decision, engine.agent))
+                    if self._is_known(job, engine):
+                        self._ask(invariants.of_report("routed", engine.name, job.epoch, engine.agent))
+            case StopEngine():
+                self._stopped(before, decision)
+            case RecoveryFinished() if decision.recovery is not None:
+                if decision.recovery in self._finished:
+                    self.broken("L1", f"recovery {decision.recovery} ends twice")
+                self._finished.add(decision.recovery)
+            case _:
+                pass
+
+    def _stopped(self, before: CoreJob | None, stop: StopEngine) -> None:
+        """S7: once everything has settled, nobody who serves well is stopped without being asked to."""
+        engine = self._job.engine(stop.engine)
+        if not self._job.world.settled or before is None:
+            return
+        state = before.engines[stop.engine]
+        wanted = state.then != "restart" or any(each.engine == stop.engine for each in before.meta.rolling)
+        here = engine.process(stop.incarnation)
+        well = engine.generates(stop.incarnation) and here is not None and here.proven is not None
+        if state.phase is Phase.SERVING and well and not wanted:
+            self.broken("S7", f"{stop.engine}.{stop.incarnation} is well, and stopped: {stop.reason}")
+
+    def _is_known(self, job: CoreJob, engine: "Engine") -> bool:
+        """Whether its node was known before this epoch: of a new one nothing older can be under way."""
+        return self._since.get(engine.lives.node, job.epoch) < job.epoch
+
+    # --- what is really there ----------------------------------------------------------------------
+
+    def engine(self, engine: "Engine") -> None:
+        """What is committed of an engine against what is there."""
+        job = self.job
+        if job is None or not self.is_current():
+            return
+        state = job.engines.get(engine.name)
+        if state is None:
+            return
+        if self._alone and any(each.weights in self._alone for each in engine.agent.processes):
+            return
+        self._ask(invariants.of_engine(job, state, engine.name, engine.judged()))
+
+    def _stamp(self) -> str:
+        server = self._job.world.server
+        return f"run-{server.life}:repl-{server.replication}"
+
+    def command(self, engine: "Engine", command: Any) -> None:
+        """S8, S12: an agent obeys only what was committed for its job."""
+        if command.id not in self._ids:
+            self.broken("S8", f"{engine.name} obeys {command.id}, which was never committed")
+
+    def exports(self, trainer: "Trainer", order: Any) -> None:
+        """S4: exports begin and end inside the open boundary that their order names."""
+        assert trainer.gate is not None
+        barrier = trainer.gate.barrier
+        opening = barrier.opening
+        if not barrier.open or opening is None or order.boundary != barrier.boundary:
+            self.broken("S4", f"sync {order.sync} is exported outside its boundary")
+        elif order.run != barrier.run or opening.exports != order.version:
+            self.broken("S4", f"{order.version} is exported where the boundary exports {opening.exports}")
+
+    def generation(self, order: Any) -> int:
+        """The bus that `order` was committed on."""
+        return self._ids.get(order.id, -1)
+
+    def alone(self, members: tuple[Member, ...], version: Version) -> None:
+        """A push without an orchestrator: routes say the version of before until one is there again."""
+        self._alone.add(version)
+
+    def is_excused(self, sampled: "Sampled") -> bool:
+        return sampled.version in self._alone
+
+
+def _is_repeated(before: CoreJob | None, start: StartEngine) -> bool:
+    """A start that this epoch has asked for before."""
+    if before is None:
+        return False
+    intent = before.engines[start.engine].intent
+    same = isinstance(intent, StartEngine) and intent.incarnation == start.incarnation
+    return same and intent is not None and intent.epoch == start.epoch
+
+
+class Watched:
+    """The core's entrances, as the term calls them: each step is judged."""
+
+    def __init__(self, judge: Any) -> None:
+        self._judge = judge
+        """By the task that runs: whose job it is."""
+
+    def step(self, job: CoreJob, fact: Any, *, now: int, cause: EntryId | None = None) -> Step:
+        done = core.step(job, fact, now=now, cause=cause)
+        self._judge().stepped(job, fact, done)
+        return done
+
+    def tick(self, job: CoreJob, *, now: int) -> Step:
+        done = core.tick(job, now=now)
+        self._judge().stepped(job, "tick", done)
+        return done
+
+    def take_over(self, job: CoreJob, *, now: int, bus: str) -> Step:
+        done = core.take_over(job, now=now, bus=bus)
+        self._judge().stepped(job, "take over", done)
+        return done
+
+    def committed(self, job: CoreJob, *, now: int) -> Step:
+        return core.committed(job, now=now)

@@ -1,0 +1,78 @@
+"""A TCP link that can be cut like a network that loses everything and delivers it late: nothing is refused,
+nothing is lost, and nobody is told."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+class Link:
+    """Forwards every connection to a server. What is cut is held, and delivered when it is joined again."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.held = bytearray()
+        """What the server has not got since the last cut."""
+        self._to_server = asyncio.Event()
+        self._to_client = asyncio.Event()
+        self.join()
+
+    def cut_to_server(self) -> None:
+        self._to_server.clear()
+        self.held.clear()
+
+    def cut_to_client(self) -> None:
+        self._to_client.clear()
+
+    def join(self) -> None:
+        self._to_server.set()
+        self._to_client.set()
+
+    async def carry(
+        self, server_port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        try:
+            from_server, to_server = await asyncio.open_connection("127.0.0.1", server_port)
+        except OSError:
+            writer.close()
+            return
+        await asyncio.gather(
+            self._pump(reader, to_server, self._to_server, self.held),
+            self._pump(from_server, writer, self._to_client, bytearray()),
+        )
+
+    @staticmethod
+    async def _pump(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter, joined: asyncio.Event, held: bytearray
+    ) -> None:
+        try:
+            while data := await reader.read(65536):
+                if not joined.is_set():
+                    held += data
+                await joined.wait()
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass  # one end has closed it
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def link_to(server_port: int) -> AsyncIterator[Link]:
+    """A link to the server on this port; its own is `port`."""
+    link = Link()
+    carried: set[asyncio.Task[None]] = set()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        carried.add(asyncio.create_task(link.carry(server_port, reader, writer)))
+
+    listening = await asyncio.start_server(accept, "127.0.0.1", 0)
+    link.port = listening.sockets[0].getsockname()[1]
+    try:
+        yield link
+    finally:
+        listening.close()
+        for task in carried:
+            task.cancel()
+        await asyncio.gather(*carried, return_exceptions=True)

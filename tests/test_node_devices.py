@@ -1,0 +1,190 @@
+"""Device memory: what was there before an engine, and the proof that it is back.
+
+The port is held to one contract on each implementation: nvidia-ml-py on a library that stands for the
+driver, and on the driver itself where there is one.
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from relight.agents.adapters import nvml
+from relight.agents.adapters.nvml import Nvml
+from relight.agents.node import devices, lifecycle, proc
+from relight.agents.node.devices import Devices, DeviceUnknown, Memory
+from relight.agents.node.errors import NotProven
+from relight.events.bus.embedded import Embedded
+from relight.events.facts import EngineDead, EngineStarted, EngineStopped, NodeUp, StartFailed, StopFailed
+from relight.events.ids import EngineName
+from relight.events.values import Process
+from tests import fake_nvml
+from tests.fake_nvml import Card
+from tests.node_support import (
+    agent,
+    alive,
+    engine,
+    kill,
+    node_file,
+    playing,
+    record,
+    role,
+    swept,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+@contextmanager
+def helper() -> Iterator[Process]:
+    """A process of this test's own."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    stat = proc.read_stat(process.pid)
+    assert stat is not None
+    try:
+        yield stat.process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(params=["nvidia-ml-py", "driver"])
+def known(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Devices:
+    if request.param == "nvidia-ml-py":
+        return Nvml(fake_nvml.loaded(monkeypatch, Card("GPU-aa"), Card("GPU-bb")))
+    found = nvml.found()
+    if found is None:
+        pytest.skip("no NVIDIA driver on this machine")
+    return found
+
+
+def test_devices_are_chosen_as_cuda_chooses_them(known: Devices) -> None:
+    everything = known.select(None)
+    assert everything and all(uuid.startswith("GPU-") for uuid in everything)
+    assert known.select("0") == everything[:1]
+    assert known.select(everything[-1]) == everything[-1:]
+    assert known.select("") == () and known.select("-1") == ()
+    assert known.select(f"0,{len(everything)},0") == everything[:1]
+
+
+def test_a_device_tells_its_memory_and_an_unknown_one_is_unknown(known: Devices) -> None:
+    device = known.look(known.select("0")[0])
+    assert device.used_mib >= 0 and all(use.pid > 0 for use in device.uses)
+    with pytest.raises(DeviceUnknown, match="GPU-none"):
+        known.look("GPU-none")
+
+
+async def test_memory_is_back_when_the_device_says_so_and_its_holder_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    card = Card("GPU-aa")
+    kin: set[int] = set()
+    memory = Memory(Nvml(fake_nvml.loaded(monkeypatch, card)), kin=lambda: kin)
+    before = await memory.before(await memory.devices("0"))
+    assert await memory.proven_back(before, within_s=0) is True
+    with helper() as other, helper() as sidecar:
+        card.hold(other, 9000)
+        kin.add(other.pid)  # another engine of ours came meanwhile
+        assert await memory.proven_back(before, within_s=0) is True
+        card.hold(sidecar, 70_000)
+        with pytest.raises(
+            NotProven, match=rf"70000 MiB more .* pid {sidecar.pid} 70000 MiB \(.*sleep"
+        ) as said:
+            await memory.proven_back(before, within_s=0)
+        assert said.value.cause == "memory" and str(other.pid) not in str(said.value)
+        kill(sidecar)
+        assert await memory.proven_back(before, within_s=5) is True
+        card.lost = True
+        with pytest.raises(NotProven, match="cannot be asked"):
+            await memory.proven_back(before, within_s=0)
+    card.lost, card.hidden = False, True
+    with helper() as unseen:
+        card.hold(unseen, 500)
+        with pytest.raises(NotProven, match="no process that the driver names"):
+            await memory.proven_back(before, within_s=0)
+
+
+async def test_a_driver_that_never_answers_holds_up_its_own_question_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(devices, "ASK_S", 0.05)
+    free = anyio.Event()
+
+    class Wedged:
+        def select(self, visible: str | None) -> tuple[str, ...]:
+            anyio.from_thread.run(free.wait)
+            return ()
+
+        def look(self, uuid: str) -> devices.Device:
+            raise DeviceUnknown("lost")
+
+    memory = Memory(Wedged(), kin=set)
+    assert await memory.devices(None) == ()
+    free.set()
+    assert await Memory(None, kin=set).proven_back((), within_s=1) is None
+
+
+async def test_an_engine_whose_memory_is_pinned_stays_fenced_and_no_other_starts_on_its_device(
+    server: Embedded, tmp_path: Path, stub_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "LEAST_S", 0.3)
+    monkeypatch.setattr(lifecycle, "PROOF_S", 0.3)
+    card = Card("GPU-aa")
+    known = Nvml(fake_nvml.loaded(monkeypatch, card, Card("GPU-bb")))
+    file = node_file(tmp_path / "state", engine(stub_model, env={"CUDA_VISIBLE_DEVICES": "0"}))
+    with swept(file), helper() as sidecar:
+        async with playing(server.url) as player, anyio.create_task_group() as tasks:
+
+            async def serve() -> None:
+                await agent.serve(file, bus_url=server.url, stop_engines=True, devices=known)
+
+            tasks.start_soon(serve)
+            await player.wait(NodeUp)
+            started = await player.ask(EngineStarted, player.start())
+            assert [(each.uuid, each.mib) for each in record(file).devices] == [("GPU-aa", 600.0)]
+            card.hold(role(file, "core"), 60_000)
+            card.hold(sidecar, 10_000)
+            kill(role(file, "core"))
+            await player.wait(EngineDead)
+            failed = await player.ask(StopFailed, player.stop(seconds=0.3))
+            assert failed.cause == "memory"
+            assert f"pid {sidecar.pid} 10000 MiB" in failed.detail and "GPU-aa" in failed.detail
+            assert not any(map(alive, started.processes))
+            held = await player.ask(StartFailed, player.start(2))
+            assert held.cause == "predecessor" and str(sidecar.pid) in held.detail
+            kill(sidecar)
+            stopped = await player.ask(EngineStopped, player.stop())
+            assert stopped.proof.memory_back is True
+            await player.ask(EngineStarted, player.start(2))
+            tasks.cancel_scope.cancel()
+
+
+async def test_engines_of_one_device_start_one_after_another(
+    server: Embedded, tmp_path: Path, stub_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = Nvml(fake_nvml.loaded(monkeypatch, Card("GPU-aa"), Card("GPU-bb")))
+    names = [EngineName(f"e{index}") for index in range(3)]
+    devices_of = {names[0]: "0", names[1]: "0", names[2]: "1"}
+    engines = [
+        engine(stub_model, "--slow-start-s", "0.5", name=name, env={"CUDA_VISIBLE_DEVICES": visible})
+        for name, visible in devices_of.items()
+    ]
+    file = node_file(tmp_path / "state", *engines)
+    with swept(file):
+        async with playing(server.url) as player, anyio.create_task_group() as tasks:
+
+            async def serve() -> None:
+                await agent.serve(file, bus_url=server.url, stop_engines=True, devices=known)
+
+            tasks.start_soon(serve)
+            await player.wait(NodeUp)
+            await player.decide(*(player.start(engine=name) for name in names))
+            up = [await player.wait(EngineStarted) for _ in names]
+            began = {name: proc.read_stat(role(file, "leader", name).pid) for name in names}
+            shared = sorted(stat.start for stat in (began[names[0]], began[names[1]]) if stat)
+            assert len(up) == 3 and (shared[1] - shared[0]) / proc.TICKS_A_SECOND >= 0.5
+            tasks.cancel_scope.cancel()
