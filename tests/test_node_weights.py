@@ -19,8 +19,10 @@ from relight.events.facts import (
     WeightsFailed,
     WeightsLoaded,
 )
+from relight.events.ids import JobName
 from relight.events.values import Canary, Weights
 from relight.events.version import BASE, Version
+from tests.conftest import write_model
 from tests.node_support import (
     NODE,
     Player,
@@ -268,3 +270,54 @@ async def test_an_engine_is_started_on_a_snapshot(server: Embedded, tmp_path: Pa
 
         failed = await player.ask(StartFailed, player.start(3, weights=weights))
         assert failed.cause == "weights"
+
+
+async def test_a_reload_is_tried_once_for_a_model_and_again_when_that_changes(
+    server: Embedded, tmp_path: Path
+) -> None:
+    base = write_model(tmp_path / "base", seed=0)
+    file = node_file(tmp_path / "state", engine(base))
+
+    def reloads(incarnation: int) -> int:
+        log = file.state_path / "engines" / "e0" / str(incarnation) / "log"
+        return sum("POST /collective_rpc" in line for line in log.read_text().splitlines())
+
+    async with directing(file, server.url) as player:
+        for incarnation in (1, 2, 3):
+            started = await player.ask(EngineStarted, player.start(incarnation))
+            assert started.reloads is True
+            await player.ask(EngineStopped, player.stop(incarnation))
+            if incarnation == 2:
+                write_model(base, seed=1)
+        assert [reloads(incarnation) for incarnation in (1, 2, 3)] == [1, 0, 1]
+
+
+async def test_an_engine_that_cannot_reload_says_so_and_is_never_asked_to(
+    server: Embedded, tmp_path: Path, stub_model: Path
+) -> None:
+    uri, digest = write_snapshot(tmp_path / "w1", V1, seed=1)
+    file = node_file(tmp_path / "state", engine(stub_model, "--reload", "fail"))
+    async with directing(file, server.url) as player:
+        started = await player.ask(EngineStarted, player.start())
+        assert started.reloads is False
+        failed = await player.ask(WeightsFailed, player.load(V1, uri, digest))
+        assert not failed.touched and "only started on weights" in failed.error
+        asked = ReportRequested(**player.head(), node=NODE, deadline=player.deadline())
+        up = await player.ask(NodeUp, asked)
+        assert [report.reloads for report in up.engines] == [False]
+        await player.ask(Healthy, player.verify(BASE))
+
+
+async def test_an_engine_that_is_spoilt_by_the_trial_is_started_once_more(
+    server: Embedded, tmp_path: Path, stub_model: Path
+) -> None:
+    file = node_file(tmp_path / "state", engine(stub_model, "--reload", "spoil"))
+    async with directing(file, server.url) as player:
+        started = await player.ask(EngineStarted, player.start())
+        assert (started.incarnation, started.reloads) == (1, False)
+        spoilt = await player.ask(Healthy, player.verify(BASE))
+    plain = node_file(tmp_path / "other", engine(stub_model), job=JobName("job-2"))
+    async with directing(plain, server.url) as player:
+        await player.ask(EngineStarted, player.start())
+        right = await player.ask(Healthy, player.verify(BASE))
+    assert spoilt.canary == right.canary

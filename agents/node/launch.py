@@ -110,8 +110,6 @@ def run(owned: Owned, weights: Path | None) -> Process:
     program = shutil.which(command[0], path=environment.get("PATH"))
     if program is None:
         raise StartFailure("command", f"{command[0]!r} is no program that can be run", retryable=False)
-    if owned.pump is not None:
-        owned.pump.close()
     try:
         make_folder(Path(record.tmpdir))
         owned.pump = Pump(owned.log_path)

@@ -15,7 +15,7 @@ _PROGRAM = Path(__file__).with_name("pump.py")
 
 
 class Pump:
-    """A pump that was started here; it lives on when it is closed."""
+    """A pump that was started here. It is reaped when it ends, also where nobody asks for it any more."""
 
     def __init__(self, path: Path) -> None:
         """Start it into `path`."""

@@ -164,9 +164,13 @@ class Owned:
         self.oom_kills, self._oom_kills_last = self._oom_kills_last, proc.oom_kills()
         if self.oom_kills is None:
             self.oom_kills = self._oom_kills_last
-        if self.tree is None:
-            return
-        self.tree.find()
+        if self.tree is not None:
+            self.tree.find()
+            self.note_found()
+
+    def note_found(self) -> None:
+        """Note the processes that are held, and the shared memory that they map."""
+        assert self.tree is not None
         try:
             segments = shm.mapped_by(self.tree.living, since_ns=self.record.began_ns)
         except OSError as error:

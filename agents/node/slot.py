@@ -2,7 +2,8 @@
 
 Invariant: one operation at a time; a StopEngine interrupts every other one, a death ends them. Commands are
 level-triggered: one that is done already is answered with its fact again, one for another incarnation than
-the present or the next changes nothing. An incarnation's death is told once, or twice where the agent dies too.
+the present or the next changes nothing. An incarnation's death is told once, or twice where the agent dies
+too.
 """
 
 import logging

@@ -33,6 +33,7 @@ class Remains(NamedTuple):
     """What an incarnation has on the machine."""
 
     tree: Tree
+    """It holds what was found."""
     ports: tuple[int, ...]
     tmpdir: str
     segments: frozenset[Segment]
@@ -75,7 +76,9 @@ async def prove_present_gone(owned: Owned, *, grace_s: float, within_s: float) -
     tree = owned.tree or owned.watch()
     if grace_s == 0:
         _freeze(tree)
-    owned.look_around()
+        owned.note_found()
+    else:
+        owned.look_around()
     owned.save()
     record = owned.record
     ours = (record.port,) if record.port is not None and record.local is not None else ()
@@ -106,12 +109,15 @@ def _freeze(tree: Tree) -> None:
 
 
 async def _end_all(tree: Tree, grace: anyio.CancelScope | None) -> None:
+    """End what is held, then look for more, until a look finds nothing."""
     if grace is not None and tree.send(signal.SIGTERM):
         with grace:
             await tree.emptied()
-    while tree.find() or tree.living or tree.unheld:
+    while True:
         tree.send(signal.SIGKILL)
         await tree.emptied()
+        if not (tree.find() or tree.living or tree.unheld):
+            return
         if tree.unheld:
             await anyio.sleep(UNHELD_POLL_S)
 

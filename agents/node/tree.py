@@ -129,10 +129,14 @@ class Tree:
 
     def reap(self) -> None:
         """Take the exits of those that became ours only after their end, when their parent was reaped."""
-        for process in self.known:
-            stat = proc.read_stat(process.pid)
-            if stat is not None and stat.process == process and stat.dead and stat.ppid == os.getpid():
+        for _ in self.known:  # the end of a parent gives us its children, which may stand before it
+            for process in filter(self._is_our_zombie, self.known):
                 os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG)
+
+    @staticmethod
+    def _is_our_zombie(process: Process) -> bool:
+        stat = proc.read_stat(process.pid)
+        return stat is not None and stat.process == process and stat.dead and stat.ppid == os.getpid()
 
     def close(self) -> None:
         """Let go of everything, alive or not."""

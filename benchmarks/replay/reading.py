@@ -11,9 +11,9 @@ from tests.replay_job import E0
 from relight.agents.replay.client import ReplayClient
 
 BAR = 0.9
-ROUNDS = 7
-LOADS = ((64, 1000), (1000, 150))
-"""Streams at once, and tokens of each."""
+ROUNDS = 5
+LOADS = ((64, 1000), (1000, 400))
+"""Streams at once, and tokens of each: rollouts are long beside what a turn costs at its beginning."""
 FLAGS = ("--token-interval-ms", "0", "--max-num-seqs", "2000", "--max-model-len", "100000")
 """The stub makes tokens as fast as it can: what a reader cannot take up slows it down."""
 

@@ -24,6 +24,7 @@ from relight.events.bus.job import JobBus
 from relight.events.facts import EngineStarted, Fact, Healthy, WeightsLoaded
 from relight.events.ids import BEGINNING
 from relight.events.schema import Snapshot
+from relight.events.values import Canary
 from relight.events.version import Version
 from relight.orchestrator.cli.demo.faults import core_of
 
@@ -112,9 +113,8 @@ def boundary_to_route(root: Path) -> list[Figure]:
             began = time.perf_counter()
             trainer.sync(step)
             took.append(time.perf_counter() - began)
-        facts = anyio.run(_facts, url)
-        loads = [fact.seconds for fact in facts if isinstance(fact, WeightsLoaded)][1:]
-        seen = [fact.canary for fact in facts if isinstance(fact, Healthy) and fact.canary is not None][-1]
+        seen = trainer.wait(lambda: anyio.run(_canary_at, url, Version(trainer.run, SYNCS)))
+        loads = [fact.seconds for fact in anyio.run(_facts, url) if isinstance(fact, WeightsLoaded)][1:]
         off = _off(seen.logprobs[:-1], _logprobs(trained))
     whole = [1000.0 * each for each in took[1:]]
     load = 1000.0 * statistics.median(loads)
@@ -162,6 +162,16 @@ async def _facts(url: str) -> list[Fact]:
     async with open_bus(url) as bus:
         entries = await bus.job(rig.JOB).read_facts(BEGINNING, count=100_000)
         return [codec.decode_fact(entry) for entry in entries]
+
+
+async def _canary_at(url: str, version: Version) -> Canary:
+    """The canary that a member runs aside at a new version."""
+    with anyio.fail_after(START_S):
+        while True:
+            for fact in await _facts(url):
+                if isinstance(fact, Healthy) and fact.version == version and fact.canary is not None:
+                    return fact.canary
+            await anyio.sleep(0.1)
 
 
 async def _kill(url: str) -> None:

@@ -59,6 +59,9 @@ class NodeAgent:
         self.source = agent_source(engine.lives.node)
         self.boot = BootId(f"boot-{engine.lives.node}")
         self.outbox = MemoryOutbox()
+        self.ghost: tuple[list[str], list[str]] | None = None
+        """The last words under an earlier boot: keys and arguments of the script."""
+        self.last_words: tuple[list[str], list[str]] | None = None
         self.lives = 0
         self.process: Process | None = None
         self.link: Link | None = None
@@ -97,6 +100,7 @@ class NodeAgent:
         self.process = None
         self.engine.put(self.engine.lives.crash(self.engine.agent, disk=disk))
         if not disk:
+            self.ghost, self.last_words = self.last_words, None
             self.outbox = MemoryOutbox()
             self.boot = BootId(f"boot-{self.engine.lives.node}-{self.lives}")
 

@@ -199,6 +199,16 @@ def _agent_dies(injector: Injector, kind: str) -> bool:
     return True
 
 
+def _agent_ghost(injector: Injector) -> bool:
+    job, agent = injector.an_agent()
+    if agent.ghost is None or not injector.world.network.up:
+        return False
+    keys, args = agent.ghost
+    injector.happened("agent-ghost", job, f"{agent.source} as {args[1]}")
+    injector.world.server.eval(scripts.APPEND, keys, [args[0], args[1], "0", *args[3:]])
+    return True
+
+
 def _agent_frozen(injector: Injector) -> bool:
     job, agent = injector.an_agent()
     frozen = injector.freeze(agent.process, injector.random.uniform(1.0, 25.0))
@@ -495,6 +505,7 @@ _FAULTS: dict[str, Callable[[Injector], bool]] = {
     },
     "pause": _pause,
     **{kind: partial(_agent_dies, kind=kind) for kind in ("agent-crash", "agent-lost", "agent-half")},
+    "agent-ghost": _agent_ghost,
     "agent-frozen": _agent_frozen,
     "node-cut": _node_cut,
     **{kind: partial(_mind_dies, kind=kind) for kind in ("mind-crash", "mind-before", "mind-after")},

@@ -233,6 +233,7 @@ class Web:
         for engine in self.job.engines:
             if address.startswith(engine.lives.site):
                 return engine, engine.at(address)
+        self.job.judge.broken("S12", f"a call goes to {address}, which is no engine of the job")
         return None
 
     def post(self, url: str, json: dict[str, Any]) -> "_Post":

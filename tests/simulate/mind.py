@@ -6,14 +6,17 @@ is due, and a term that ends gives its lease back. Who of two orchestrators is p
 the lease decides.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from relight.events.bus.client import Bus
 from relight.events.bus.roll import Asked, Roll
+from relight.events.envelope import Entry
 from relight.events.errors import BusUnavailable, LostLease, leaves
 from relight.events.ids import EntryId
 from relight.events.keys import Keys
+from relight.orchestrator.core.job import Job as CoreJob
 from relight.orchestrator.core.job import Step
 from relight.orchestrator.fairness import Lanes
 from relight.orchestrator.rounds import Rounds
@@ -23,6 +26,7 @@ from relight.orchestrator.term import HigherEpochSeen, Term
 from tests.simulate.flow import Group, Scope
 from tests.simulate.kernel import Process
 from tests.simulate.link import Link
+from tests.simulate.rules import Intended
 
 if TYPE_CHECKING:
     from tests.simulate.world import Job, World
@@ -136,7 +140,14 @@ class WatchedTerm(Term):
         super().__init__(work.bus.job(job.name), tenure, lanes=work.lanes)
         self.tenure = tenure
         self._job = job
+        self._first: EntryId | None = None
+        """The first fact of this turn, until it is committed."""
+
+    async def _turn(self, job: CoreJob, entries: Sequence[Entry]) -> CoreJob:
+        self._first = entries[0].entry_id if entries else None
+        return await super()._turn(job, entries)
 
     async def _commit(self, decided: Step, cursor: EntryId) -> None:
-        self._job.judge.intends(self._tenure.lease.epoch, self._number + 1, decided, cursor)
+        number, first, self._first = self._number + 1, self._first, None
+        self._job.judge.intends(self.tenure.lease.epoch, number, Intended(decided, cursor, first))
         await super()._commit(decided, cursor)

@@ -23,6 +23,7 @@ KINDS = {
     "agent-crash": "an agent dies and comes back with its disk",
     "agent-lost": "an agent dies and comes back without its disk",
     "agent-half": "an agent dies between what it does and what it says",
+    "agent-ghost": "words of an agent's life that is over arrive late",
     "agent-frozen": "an agent stands still for a while",
     "node-cut": "a node cannot be reached for a while, nor reaches anybody",
     # orchestrators
@@ -114,6 +115,8 @@ def swarm(seed: int) -> Plan:
     random = Random(seed * 2 + 1)
     many = list(KINDS)
     kinds = tuple(kind for kind in many if random.random() < 0.3) or (random.choice(many),)
+    if "agent-ghost" in kinds and "agent-lost" not in kinds:
+        kinds = (*kinds, "agent-lost")  # or there is no life that is over
     pushes = random.random() < 0.4
     load_s, export_s, train_s, tokens = random.choice(
         [(0.3, 0.3, 1.0, 4), (1.5, 1.0, 8.0, 12), (5.0, 4.0, 20.0, 12)]

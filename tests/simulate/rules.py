@@ -32,11 +32,13 @@ class Broken(Exception):
         self.rule = rule
 
 
-class _Intended(NamedTuple):
+class Intended(NamedTuple):
     """What a term is about to commit."""
 
     step: Step
     cursor: EntryId
+    first: EntryId | None
+    """The first fact that it follows from, if it does from any."""
 
 
 class Judge:
@@ -58,7 +60,7 @@ class Judge:
         self._held_until_s = 0.0
         self._seen: dict[str, tuple[str, int]] = {}
         """Under which boot a source speaks, and the last number that was appended."""
-        self._intended: dict[tuple[int, int], _Intended] = {}
+        self._intended: dict[tuple[int, int], Intended] = {}
         self._ids: dict[DecisionId, int] = {}
         """Of committed decisions, each with the bus that it was committed on."""
         self._finished: set[RecoveryId] = set()
@@ -93,14 +95,12 @@ class Judge:
             if now_s < self._held_until_s:
                 self.broken("S10", f"the lease is taken while epoch {self._holder} holds it")
             self._holder, self._held_until_s = reply[1], now_s + float(args[1]) / 1000.0
-        elif script == scripts.RENEW and reply:
-            if args[0].partition(":")[0] != self._holder:
-                self.broken("S10", f"{args[0]} renews the lease of epoch {self._holder}")
-            self._held_until_s = now_s + float(args[1]) / 1000.0
-        elif script == scripts.RELEASE and reply:
-            if args[0].partition(":")[0] != self._holder:
-                self.broken("S10", f"{args[0]} gives up the lease of epoch {self._holder}")
-            self._held_until_s = 0.0
+        elif script in (scripts.RENEW, scripts.RELEASE) and reply:
+            epoch = args[0].partition(":")[0]
+            if self._holder not in ("", epoch):
+                self.broken("S10", f"epoch {epoch} keeps or gives up the lease of epoch {self._holder}")
+            lasts_s = float(args[1]) / 1000.0 if script == scripts.RENEW else 0.0
+            self._holder, self._held_until_s = epoch, now_s + lasts_s
         elif script == scripts.FORGET and reply > 0:
             for source in args[1::2]:
                 self._seen.pop(source, None)
@@ -128,8 +128,8 @@ class Judge:
         """The core has taken a step."""
         self._ask(invariants.of_step(before, heard, done))
 
-    def intends(self, epoch: int, number: int, step: Step, cursor: EntryId) -> None:
-        self._intended[epoch, number] = _Intended(step, cursor)
+    def intends(self, epoch: int, number: int, intended: Intended) -> None:
+        self._intended[epoch, number] = intended
 
     def forget(self) -> None:
         """The bus was emptied or rolled back: what stood on it is gone."""
@@ -137,7 +137,7 @@ class Judge:
         self._finished.clear()
         self._since.clear()
         self._seen.clear()
-        self._held_until_s = 0.0
+        self._holder, self._held_until_s = "", 0.0
 
     def is_current(self) -> bool:
         """Whether `job` is what stands on the server that there is."""
@@ -162,6 +162,9 @@ class Judge:
                 self.broken("S10", f"commit {number} is taken after {self.number}")
             if before is not None and epoch < before.epoch:
                 self.broken("S10", f"a commit of epoch {epoch} is taken after one of {before.epoch}")
+            first = intended.first
+            if first is not None and position(first) <= position(self._cursor):
+                self.broken("S10", f"fact {first} takes effect again, after a commit up to {self._cursor}")
             if position(intended.cursor) < position(self._cursor):
                 self.broken("S10", f"the cursor goes back from {self._cursor} to {intended.cursor}")
         else:

@@ -66,11 +66,7 @@ class World:
         self._hash = blake2b(digest_size=8)
         self._serial = 0
         self.jobs = [Job(self, JobName(f"job-{number}")) for number in range(plan.jobs)]
-        self._by_key = {
-            key: job
-            for job in self.jobs
-            for key in (Keys(job.name).lease, Keys(job.name).seen, Keys(job.name).run)
-        }
+        self._by_key = {key: job for job in self.jobs for key in _keys(job.name)}
         self._streams = {
             key: job for job in self.jobs for key in (Keys(job.name).facts, Keys(job.name).decisions)
         }
@@ -144,10 +140,14 @@ class World:
     def _ran(self, script: str, keys: list[str], args: list[str], reply: Any) -> None:
         """A script was executed."""
         judge = self._by_key[keys[0]].judge
+        if any(self._by_key.get(key) is not self._by_key[keys[0]] for key in keys):
+            judge.broken("S12", f"one script touches {keys}")
         if script == scripts.COMMIT and reply[0] == "OK":
             judge.committed(keys, args)
         else:
             judge.ran(script, args, reply)
+            if script == scripts.APPEND and len(args) > 3:
+                self._by_key[keys[0]].spoke(keys, args)
 
     def _entry(self, stream: str, entry_id: str, fields: Fields) -> None:
         self.entries += 1
@@ -193,6 +193,14 @@ class World:
     def digest(self) -> str:
         self._hash.update(f"{self.kernel.events} {self.kernel.now}".encode())
         return self._hash.hexdigest()
+
+
+def _keys(job: JobName) -> tuple[str, ...]:
+    keys = Keys(job)
+    return (
+        *(keys.facts, keys.decisions, keys.state, keys.pulse, keys.seen),
+        *(keys.lease, keys.epoch, keys.run, keys.parked),
+    )
 
 
 class Job:
@@ -290,6 +298,12 @@ class Job:
         self.note("agent", f"{agent.engine.lives.node} is fenced")
         agent.crash(disk=True)
         self.comes_back(agent.start)
+
+    def spoke(self, keys: list[str], args: list[str]) -> None:
+        """Facts of a source were appended."""
+        for agent in self.agents:
+            if agent.source == args[0] and agent.boot == args[1]:
+                agent.last_words = keys, args
 
     def trainer_ended(self) -> None:
         self.comes_back(self.trainer.start)
