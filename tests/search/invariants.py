@@ -131,6 +131,8 @@ def _openings(before: Job, heard: Any, done: Step) -> str | None:
         if not isinstance(each, StartEngine):
             continue
         engine = before.engines[each.engine]
+        if engine.phase is Phase.STARTING and engine.incarnation == each.incarnation:
+            continue  # said again: it was held back
         empty = engine.phase in (Phase.NEW, Phase.BACKOFF, Phase.STOPPED, Phase.RETIRED)
         proof = getattr(heard, "proof", None) is not None and heard.engine == each.engine
         if not empty and not proof:
