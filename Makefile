@@ -19,7 +19,7 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 # `make test` is ended after this many seconds, should something in it hang.
-TEST_LIMIT_S ?= 1800
+TEST_LIMIT_S ?= 3600
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 IN := $(VENV)/bin

@@ -31,6 +31,7 @@ from tests.node_support import (
     kill,
     knobs,
     node_file,
+    post,
     record,
     role,
     write_snapshot,
@@ -175,6 +176,17 @@ async def test_an_engine_in_the_middle_of_a_load_is_reported_at_no_version(
         asked = ReportRequested(**player.head(), node=NODE, deadline=player.deadline())
         up = await player.ask(NodeUp, asked)
         assert [(each.state, each.version) for each in up.engines] == [("paused", None)]
+
+
+async def test_an_engine_that_sleeps_is_not_loaded_into(
+    server: Embedded, tmp_path: Path, stub_model: Path
+) -> None:
+    uri, digest = write_snapshot(tmp_path / "w1", V1, seed=1)
+    async with directing(node_file(tmp_path / "state", engine(stub_model)), server.url) as player:
+        started = await player.ask(EngineStarted, player.start())
+        await post(started, "/sleep?level=1")
+        failed = await player.ask(WeightsFailed, player.load(V1, uri, digest))
+        assert not failed.touched and "sleeps" in failed.error
 
 
 async def test_a_death_ends_a_load_at_once(server: Embedded, tmp_path: Path, stub_model: Path) -> None:

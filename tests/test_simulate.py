@@ -69,7 +69,7 @@ def test_every_kind_of_fault_can_be_drawn() -> None:
 @pytest.mark.parametrize(
     ("script", "safeguard", "without", "seeds"),
     [
-        ("COMMIT", "redis.call('GET', KEYS[1]) ~= ARGV[1] or ", "", range(12)),
+        ("COMMIT", "if redis.call('GET', KEYS[1]) ~= ARGV[1] or", "if false and", range(40)),
         ("TAKE", "if held then", "if false then", range(4)),
         ("RELEASE", "redis.call('GET', KEYS[1]) ~= ARGV[1]", "false", range(12)),
     ],

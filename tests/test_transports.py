@@ -381,6 +381,56 @@ def test_an_engine_that_hangs_holds_nobody(tmp_path: Path, leaves: bool) -> None
     assert folders.open == 0
 
 
+def test_an_engine_that_sleeps_is_refused_and_nobody_is_touched(transfer: tuple[Case, Folders]) -> None:
+    case, _ = transfer
+    stub = case.engines.stubs[EngineName("e0")]
+    stub.post("/sleep?level=1")
+    answer = case.export(case.order("e0", "e1"))
+    assert {(failed.error, failed.touched) for failed in answer.failed} == {
+        ("RelightError: asleep: e0", False)
+    }
+    assert not case.engines.is_paused("e1")
+    stub.post("/wake_up")
+
+
+def test_an_engine_that_goes_on_in_the_middle_of_an_update_is_not_said_to_be_well(
+    engines: Engines, tmp_path: Path
+) -> None:
+    """One of its ranks was woken by a late request: what it computed meanwhile nobody knows."""
+
+    class Woken(_Folder):
+        def send_weights(self) -> None:
+            super().send_weights()
+            engines.stubs[EngineName("e1")].post("/resume")
+
+    folders = Folders(tmp_path / "transport")
+
+    def opened(meeting: Meeting, control: Control, source: Source) -> Sender:
+        folders(meeting, control, source)
+        return Woken(folders, control, source)
+
+    case = Case(
+        lambda model, engines, directory: VllmTransferSync(model, open_group=opened), engines, tmp_path
+    )
+    answer = case.export(case.order("e0", "e1"))
+    assert all(failed.touched and "not paused: e1" in failed.error for failed in answer.failed)
+    assert not answer.loaded
+
+
+def test_a_group_that_a_dead_trainer_left_is_closed_before_the_next_one_is_opened(
+    engines: Engines, tmp_path: Path
+) -> None:
+    stub = engines.stubs[EngineName("e1")]
+    before = len(stub.lines)
+    for life in ("dead", "next"):
+        (tmp_path / life).mkdir()
+        case = Case(_transfer, engines, tmp_path / life)
+        assert case.export(case.order("e1")).failed == ()
+    calls = [line for line in stub.lines[before:] if "weight_transfer_engine" in line]
+    names = ["shutdown" if "shutdown" in call else "init" for call in calls]
+    assert names == ["shutdown", "init", "shutdown", "init"]
+
+
 def test_a_group_that_cannot_be_opened_touches_nobody(engines: Engines, tmp_path: Path) -> None:
     def broken(meeting: Meeting, control: Control, source: Source) -> Sender:
         raise RelightError("no rendezvous")

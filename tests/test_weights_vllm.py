@@ -121,19 +121,21 @@ async def test_a_reload_that_spoils_is_found_and_weights_are_transferred_from_me
 
         trained = model(tmp_path / "trained", tied=False, seed=2)
         sync = VllmTransferSync(trained, backend=vllm_sockets.BACKEND, timeout_s=60)
+        next_trainers = VllmTransferSync(trained, backend=vllm_sockets.BACKEND, timeout_s=60)
         member = Member(PLAIN, 1, plain.address)
-        for step in (1, 2):  # a serving engine, by a group that is made and by one that stands
+        # A serving engine, by a group that is made, by one that stands, and by another trainer's.
+        for step, ours in ((1, sync), (2, sync), (3, next_trainers)):
             answer = await anyio.to_thread.run_sync(
-                sync.export, order(step, member), Left((member,), lambda _: False)
+                ours.export, order(step, member), Left((member,), lambda _: False)
             )
             assert answer.loaded == (Loaded(PLAIN, 1),), answer
         async with http.session() as session:
             engine = http.Client(session, plain.address)
-            assert await engine.label(within_s=10) == "7.2"
+            assert await engine.label(within_s=10) == "7.3"
             assert not await engine.is_paused(within_s=10)
             seen = await engine.canary(canary.PROMPT, within_s=30)
         assert seen.logprobs[:-1] == pytest.approx(logprobs(trained), abs=1e-3)
-        sync.close()
+        next_trainers.close()
 
         tied = await player.wait(EngineStarted, lambda fact: fact.engine == TIED, within_s=START_S)
         assert tied.reloads is False

@@ -280,6 +280,17 @@ def session() -> aiohttp.ClientSession:
     )
 
 
+def gave_memory_up(exposition: bytes) -> bool:
+    """Whether an engine sleeps so deeply that its weights are not on the device; False where it is not told.
+
+    /is_sleeping does not say it: it is true of every engine that is paused.
+    """
+    return (
+        re.search(rb'^vllm:engine_sleep_state\{[^}]*"awake"[^}]*\} 0(?:\.0)?$', exposition, re.MULTILINE)
+        is not None
+    )
+
+
 def total(exposition: bytes, name: str) -> float | None:
     """The value of one of vLLM's metrics over all its labels; a share (`…_perc`) is the largest one.
 

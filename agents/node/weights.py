@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 
 from relight.agents import snapshot
-from relight.agents.adapters.vllm import EngineRefused, EngineUnreachable
+from relight.agents.adapters.vllm import EngineRefused, EngineUnreachable, gave_memory_up
 from relight.agents.node import content, model
 from relight.agents.node.config import starts_empty
 from relight.agents.node.owned import Owned
@@ -82,6 +82,8 @@ async def _load(owned: Owned, order: LoadWeights) -> None:
     if (known := model.known(owned)).reloads is False:
         raise _Failed(f"it is only started on weights, since it reloads wrongly: {known.why}", touched=False)
     folder, manifest = await _checked(owned, order)
+    if await _sleeps(owned, order):
+        raise _Failed("it sleeps, and has no memory to load into", touched=False)
     serving = not owned.record.paused
     client = owned.client
     owned.save(load=order, paused=True)
@@ -106,6 +108,15 @@ async def _load(owned: Owned, order: LoadWeights) -> None:
         raise _Failed(str(error), touched=True) from error
     owned.save(load=None, version=order.version, digest=order.digest, uri=order.uri, paused=not serving)
     keep_shapes(owned, manifest)
+
+
+async def _sleeps(owned: Owned, order: LoadWeights) -> bool:
+    try:
+        return gave_memory_up(await owned.client.exposition(within_s=owned.call_s(order.deadline)))
+    except EngineRefused:  # it has no metrics, and so does not say it
+        return False
+    except EngineUnreachable as error:
+        raise _Failed(str(error), touched=False) from error
 
 
 async def _checked(owned: Owned, order: LoadWeights) -> tuple[Path, Manifest]:

@@ -53,7 +53,7 @@ def _sleep(core: "Core", method: str) -> Any:
         case "wake_up":
             core.asleep, core.scheduler.paused = False, None
         case "is_sleeping":
-            return core.asleep
+            return core.asleep or core.scheduler.paused is not None
         case _:
             raise CallFailed(f"no call {method!r}")
     return None

@@ -163,7 +163,7 @@ class Core:
             if sequence.add.prompt_scores and sequence.index == 0
         }
         counters = (scheduler.iterations, scheduler.generated, len(scheduler.running), len(scheduler.waiting))
-        self.send(Iteration(self.label, tuple(made or ()), *counters, scores, scheduler.hits))
+        self.send(Iteration(self.label, tuple(made or ()), *counters, scores, scheduler.hits, self.asleep))
         (self._work.set if scheduler.runnable else self._work.clear)()
         (self._idle.clear if scheduler.running else self._idle.set)()
 

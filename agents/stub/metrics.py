@@ -23,6 +23,13 @@ def exposition(engine: Engine) -> str:
     ):
         rows.append(f"# TYPE {name} {kind}")
         rows += [f"{name}{suffix}{{{labels}}} {float(value)}" for suffix, value in series.items()]
+    rows.append("# TYPE vllm:engine_sleep_state gauge")
+    for state, holds in (
+        ("awake", not stats.asleep),
+        ("weights_offloaded", stats.asleep),
+        ("discard_all", False),
+    ):
+        rows.append(f'vllm:engine_sleep_state{{{labels},sleep_state="{state}"}} {float(holds)}')
     rows.append("# TYPE vllm:request_success counter")
     for reason in ("stop", "length", "abort", "error", "repetition"):
         count = float(engine.finished.get(reason, 0))

@@ -94,6 +94,7 @@ class Iteration(Message, frozen=True):
     """Prompt scores by request number, in the iteration that admits it."""
     hits: int = 0
     """Tokens that the prefix cache has answered for."""
+    asleep: bool = False
 
 
 class Reply(Message, frozen=True):

@@ -67,11 +67,11 @@ class Fleet:
         *,
         members: Sequence[Member] | None = None,
     ) -> dict[EngineName, Any]:
-        """What each member answers to a POST of `body`, as JSON. Raises MembersFailed."""
+        """What each member answers to a POST of `body`, as for `get`. Raises MembersFailed."""
         return self._all("POST", path, body, self.members if members is None else members)
 
     def get(self, path: str) -> dict[EngineName, Any]:
-        """What each member answers to a GET, as JSON. Raises MembersFailed."""
+        """What each member answers to a GET: JSON as values, anything else as bytes. Raises MembersFailed."""
         return self._all("GET", path, lambda _: None, self.members)
 
     def _all(
@@ -118,4 +118,6 @@ class Fleet:
             connection.close()
         if answer.status != 200:
             raise Refused(f"{answer.status} {content[:SHOWN].decode(errors='replace')}")
-        return msgspec.json.decode(content) if content else None
+        if "json" not in answer.headers.get("Content-Type", ""):
+            return content
+        return msgspec.json.decode(content)

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from relight.agents.adapters.vllm import gave_memory_up
 from relight.agents.trainer import words
 from relight.agents.trainer.fleet import Fleet, MembersFailed
 from relight.agents.trainer.ranks import RankFailed
@@ -177,6 +178,7 @@ class VllmTransferSync:
             try:
                 self._source.begin()
                 self._send()
+                self._all_paused(fleet)
                 return _failures(fleet.members, self._resumed(fleet, serving), touched=touched)
             except Exception as failure:  # noqa: BLE001 -- whatever a backend raises, nobody knows what it left
                 error = failure
@@ -248,10 +250,25 @@ class VllmTransferSync:
         sender.send_weights()
 
     def _pause(self, fleet: Fleet, serving: list[Member]) -> None:
-        """Pause those that serve, and note them; stale ones are paused by their agents, and stay so."""
+        """Pause those that serve, and note them; stale ones are paused by their agents, and stay so.
+
+        Raises RelightError where one sleeps: it has no memory to write to.
+        """
+        metrics = fleet.get("/metrics")
+        asleep = [member.engine for member in fleet.members if gave_memory_up(metrics[member.engine])]
+        if asleep:
+            raise RelightError(f"asleep: {', '.join(asleep)}")
         told = fleet.get("/is_paused")
         serving += [member for member in fleet.members if not told[member.engine]["is_paused"]]
         fleet.post("/pause?mode=keep", members=serving)
+        self._all_paused(fleet)
+
+    def _all_paused(self, fleet: Fleet) -> None:
+        """Each engine's own ranks agree that it is paused; raises RelightError where it makes tokens."""
+        told = fleet.get("/is_paused")
+        awake = [member.engine for member in fleet.members if not told[member.engine]["is_paused"]]
+        if awake:
+            raise RelightError(f"not paused: {', '.join(awake)}")
 
     def _resumed(self, fleet: Fleet, serving: list[Member]) -> dict[EngineName, str]:
         """Let those go on that served; who did not end its update well, or does not go on, and why."""

@@ -52,9 +52,10 @@ def main() -> int:
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory(prefix="relight-replay-") as directory:
         for part in named:
-            print(f"  {part} …", file=sys.stderr)
-            figures += anyio.run(PARTS[part], Path(directory) / part)
-    print(shown(figures))
+            print(f"{part} …", file=sys.stderr)
+            found = anyio.run(PARTS[part], Path(directory) / part)
+            print(shown(found), flush=True)
+            figures += found
     print(line(figures))
     return 0 if all(figure.met for figure in figures) else 1
 

@@ -22,12 +22,12 @@ class Figure(NamedTuple):
 
 
 def shown(figures: Iterable[Figure]) -> str:
-    """As a table."""
-    lines = [f"{'figure':64} {'value':>10}   bar"]
+    """One a line."""
+    lines: list[str] = []
     for figure in figures:
         bar = "" if figure.bar is None else f"at {figure.bound} {figure.bar:g} {figure.unit}"
         word = "" if figure.bar is None else (": met" if figure.met else ": MISSED")
-        lines.append(f"{figure.name:64} {figure.value:10.3g}   {bar}{word}")
+        lines.append(f"  {figure.name:56} {figure.value:10.3g} {figure.unit:8} {bar}{word}".rstrip())
     return "\n".join(lines)
 
 
