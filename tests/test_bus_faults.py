@@ -79,7 +79,7 @@ async def said(job: OneServer, caplog: pytest.LogCaptureFixture, text: str) -> N
 
 async def outlast_silence(began: float) -> None:
     """An outage after which everybody would be judged silent if pulses alone were counted."""
-    await anyio.sleep(began + SILENCE_S + 0.5 - time.monotonic())
+    await anyio.sleep(max(0.0, began + SILENCE_S + 0.5 - time.monotonic()))
 
 
 async def have_the_agent_speak(job: OneServer) -> None:

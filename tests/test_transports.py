@@ -18,9 +18,10 @@ from relight.agents.snapshot import check
 from relight.agents.stub.launch import Stub, launch
 from relight.agents.stub.tokens import reference, weights_digest
 from relight.agents.trainer.callback import CallbackSync
+from relight.agents.trainer.group import Control, Meeting, Sender, Source
 from relight.agents.trainer.snapshot import SnapshotSync
 from relight.agents.trainer.sync import Left, WeightSync
-from relight.agents.trainer.transfer import Control, Meeting, Sender, Source, VllmTransferSync
+from relight.agents.trainer.transfer import VllmTransferSync
 from relight.events.decisions import SyncWeights
 from relight.events.errors import RelightError
 from relight.events.facts import WeightsPublished, WeightsSynced

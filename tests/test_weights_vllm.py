@@ -136,6 +136,7 @@ async def test_a_reload_that_spoils_is_found_and_weights_are_transferred_from_me
             seen = await engine.canary(canary.PROMPT, within_s=30)
         assert seen.logprobs[:-1] == pytest.approx(logprobs(trained), abs=1e-3)
         next_trainers.close()
+        sync.close()
 
         tied = await player.wait(EngineStarted, lambda fact: fact.engine == TIED, within_s=START_S)
         assert tied.reloads is False

@@ -11,7 +11,7 @@ from relight.agents.adapters.torch import ModuleOrigin
 from relight.events.errors import UsageError
 
 if TYPE_CHECKING:
-    from relight.agents.trainer.transfer import Control, Meeting, Open, Sender, Source
+    from relight.agents.trainer.group import Control, Meeting, Open, Sender, Source
 
 
 def source(model: Any) -> "Source":

@@ -42,7 +42,7 @@ from relight.events.decisions import (
 from relight.events.envelope import Entry
 from relight.events.errors import BusUnavailable, Fenced, RelightError, Undecodable, leaves
 from relight.events.facts import NodeSilent, NodeUp
-from relight.events.ids import DecisionId, EngineName, agent_source
+from relight.events.ids import DecisionId, EngineName, NodeName, agent_source
 from relight.events.schema import Snapshot
 
 log = logging.getLogger(__name__)
@@ -219,6 +219,7 @@ class Agent:
                 if name in snapshot.engines and snapshot.engines[name].node == self._node:
                     await slot.recall(snapshot.engines[name])
             await self._enrol()
+        if why != "gap" or is_called_silent(snapshot, self._node):
             self._publisher.say(self._node_up())
         for name in self._slots:
             state = snapshot.engines.get(name)
@@ -282,3 +283,9 @@ class Agent:
             engines=tuple(slot.report for slot in self._slots.values()),
             answers=answers,
         )
+
+
+def is_called_silent(snapshot: Snapshot, node: NodeName) -> bool:
+    """Whether the orchestrator waits for a word of the node; what said so may have been trimmed."""
+    record = snapshot.meta.nodes.get(node) if snapshot.meta is not None else None
+    return record is not None and record.silent

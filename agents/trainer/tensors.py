@@ -1,7 +1,7 @@
 """Tensors of any framework as what a file needs of them: a name, a dtype, a shape and bytes.
 
-Bytes are taken only when a shard is written, so that at most one shard of device weights is copied to
-the host at a time.
+Bytes are taken only when a shard is written, so that at most two shards of device weights lie in the host's
+memory at a time.
 """
 
 from collections.abc import Callable, Hashable, Mapping

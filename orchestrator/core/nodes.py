@@ -157,7 +157,7 @@ def node_silent(work: Work, fact: NodeSilent) -> None:
     if not engines_on(work, fact.node) and not moves.left_anything(work, fact.node):
         work.learn(nodes={node: known for node, known in work.meta.nodes.items() if node != fact.node})
         return
-    work.learn(nodes={**work.meta.nodes, fact.node: replace(record, silent=True, asked=None)})
+    work.learn(nodes={**work.meta.nodes, fact.node: replace(record, silent=True)})
     for name in engines_on(work, fact.node):
         transition(Case(work, name, fact))
     quiet = [node for node, known in work.meta.nodes.items() if known.silent]

@@ -79,7 +79,8 @@ def _needs_sync(work: Work, name: EngineName, boundary: Boundary) -> bool:
         return False
     if engine.phase is Phase.SERVING:
         return boundary.sync == "all" and engine.version != boundary.exports
-    return boundary.sync == "all" or work.settings.recover_at != "snapshot"
+    asked = work.settings.recover_at != "snapshot" or not stands(work, boundary.exports)
+    return boundary.sync == "all" or asked  # a snapshot that is lost is written again
 
 
 def _why_sync(work: Work, names: list[EngineName], boundary: Boundary) -> str:

@@ -10,6 +10,7 @@ from relight.events.facts import (
     RestartRequested,
     RetireRequested,
 )
+from relight.events.ids import EngineName
 from relight.orchestrator.core import nodes, rolling
 from relight.orchestrator.core.guards import Case
 from relight.orchestrator.core.job import Work
@@ -39,7 +40,7 @@ def _approved(work: Work, fact: ApprovalGiven) -> None:
         recovering = engine.recovery
         if recovering is not None and recovering.id == fact.recovery and not recovering.approved:
             work.put(name, recovery=msgspec.structs.replace(recovering, approved=True))
-            nodes.ask_again(work, name, reason="an operator approved the recovery")
+            _go_on(work, name, reason="an operator approved the recovery")
             return
     work.count("late")
 
@@ -49,7 +50,13 @@ def _released(work: Work) -> None:
     work.learn(hold=False)
     for name, engine in list(work.engines.items()):
         if is_withheld(engine):
-            nodes.ask_again(work, name, reason="the job is no longer on hold")
+            _go_on(work, name, reason="the job is no longer on hold")
+
+
+def _go_on(work: Work, name: EngineName, *, reason: str) -> None:
+    """Ask for the open step, unless its node has not reported under this epoch: its report asks for it."""
+    if work.reported(work.engines[name].node):
+        nodes.ask_again(work, name, reason=reason)
 
 
 def _of_engine(

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from relight.agents.adapters.vllm import Counters
+from relight.agents.node.agent import is_called_silent
 from relight.agents.node.vigil import Verdict, Vigil
 from relight.agents.outbox import MemoryOutbox, Publisher
 from relight.events import codec
@@ -161,9 +162,9 @@ class NodeAgent:
         lives, name = self.engine.lives, self.engine.name
         self._raise_epoch(snapshot.epoch)
         state = snapshot.engines.get(name)
-        if why != "gap":
-            if state is not None and state.node == lives.node:
-                self.engine.put(lives.recall(self.engine.agent, state))
+        if why != "gap" and state is not None and state.node == lives.node:
+            self.engine.put(lives.recall(self.engine.agent, state))
+        if why != "gap" or is_called_silent(snapshot, lives.node):
             self.say(lives.report(self.engine.agent))
         if state is not None and state.intent is not None and state.intent.epoch >= snapshot.epoch:
             self._decided(state.intent)

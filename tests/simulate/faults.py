@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from tests.simulate.world import Job, World
 
 OPERATOR = Source("operator/sim")
+LONG_S = 5.0
+"""A break that nobody can overlook."""
 TRIES = 5
 """Occasions looked for before a moment passes without a fault."""
 
@@ -109,10 +111,17 @@ class Injector:
         def thaw() -> None:
             if process.alive:
                 process.thaw()
+                self._well_again(process, seconds)
             self.world.settle_pulses()
 
         self.last(seconds, thaw)
         return True
+
+    def _well_again(self, process: Process, seconds: float) -> None:
+        if seconds >= LONG_S:
+            for link in self.world.network.links:
+                if link.process is process:
+                    link.well_since = self.world.kernel.now
 
     def cut(self, link: Link | None, seconds: float) -> bool:
         """No packet of that link comes through."""
@@ -125,6 +134,7 @@ class Injector:
 
         def heal() -> None:
             link.cut = False
+            self._well_again(link.process, seconds)
             self.world.settle_pulses()
 
         self.last(seconds, heal)
@@ -325,6 +335,22 @@ def _trainer_dies(injector: Injector) -> bool:
     return True
 
 
+def _trainer_ghost(injector: Injector) -> bool:
+    job = injector.a_job()
+    if job.trainer.ghost is None or not injector.world.network.up:
+        return False
+    keys, args = job.trainer.ghost
+    injector.happened("trainer-ghost", job, args[0])
+    later = list(args)
+    at = 3
+    while at < len(later):  # under numbers that were not used yet
+        later[at] = str(int(later[at]) + 1_000_000)
+        at += 2 + int(later[at + 1])
+    injector.world.server.eval(scripts.APPEND, keys, later)
+    job.trainer.ghost = None
+    return True
+
+
 def _trainer_frozen(injector: Injector) -> bool:
     job, seconds = injector.a_job(), injector.random.uniform(2.0, 60.0)
     frozen = injector.freeze(job.trainer.process, seconds)
@@ -363,6 +389,8 @@ def _bus_away(injector: Injector) -> bool:
 
     def back() -> None:
         network.up = True
+        if seconds >= LONG_S:
+            network.well_since = injector.world.kernel.now
         injector.world.settle_pulses()
 
     seconds = injector.random.choice([0.3, 2.0, 5.0, 20.0]) * injector.random.uniform(0.5, 1.5)
@@ -514,6 +542,7 @@ _FAULTS: dict[str, Callable[[Injector], bool]] = {
     "mind-cut": _mind_cut,
     "hand-over": _hand_over,
     "trainer-crash": _trainer_dies,
+    "trainer-ghost": _trainer_ghost,
     "trainer-frozen": _trainer_frozen,
     "trainer-cut": _trainer_cut,
     "export-cut": _export_cut,

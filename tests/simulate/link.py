@@ -52,6 +52,8 @@ class Network:
         self.server = server
         self.random = random
         self.up = True
+        self.well_since = 0.0
+        """Since when the server could be reached, short breaks aside."""
         self.weather = Weather()
         self.struck: Callable[[str], object] = lambda kind: None
         """Told of each command that went wrong."""
@@ -139,21 +141,28 @@ class Pulse:
         self._since: float | None = link.network.kernel.now
 
     def seq(self) -> int:
-        if self._since is None:
+        now = self.link.network.kernel.now
+        if self._since is None or now < self._since:
             return self._seq
-        return self._seq + 1 + int(self.link.network.kernel.now - self._since)
+        return self._seq + 1 + int(now - self._since)
 
     def last_s(self) -> float | None:
         """Virtual time of the last beat; none while it stands still."""
-        if self._since is None:
+        now = self.link.network.kernel.now
+        if self._since is None or now < self._since:
             return None
-        return self._since + int(self.link.network.kernel.now - self._since)
+        return self._since + int(now - self._since)
+
+    def beating_s(self) -> float:
+        """For how long it has advanced without a pause."""
+        return 0.0 if self._since is None else max(0.0, self.link.network.kernel.now - self._since)
 
     def settle(self) -> None:
         """Look whether it beats now: to be called after whatever may have changed that."""
         beats = self.link.reaches and self.link.process.alive and not self.link.process.frozen
         if beats and self._since is None:
-            self._since = self.link.network.kernel.now
+            network = self.link.network
+            self._since = network.kernel.now + network.random.random()  # at its own next second
         elif not beats and self._since is not None:
             self._seq, self._since = self.seq(), None
 
@@ -200,6 +209,8 @@ class Link:
         self.process = process
         self.cut = False
         """No packet comes through."""
+        self.well_since = 0.0
+        """Since when its process ran and could reach the bus, short breaks aside."""
         self.weather = Weather()
         self.before: Callable[[str], object] | None = None
         """Asked before a script of that text is executed, once armed: it may kill the process."""

@@ -151,3 +151,4 @@ class WatchedTerm(Term):
         number, first, self._first = self._number + 1, self._first, None
         self._job.judge.intends(self.tenure.lease.epoch, number, Intended(decided, cursor, first))
         await super()._commit(decided, cursor)
+        self._job.judge.believes(self.tenure.lease.epoch, number)

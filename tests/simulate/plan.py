@@ -36,6 +36,7 @@ KINDS = {
     "hand-over": "an orchestrator gives a job to another one",
     # trainers
     "trainer-crash": "a trainer dies, and a new run begins",
+    "trainer-ghost": "words of a run that is over arrive late",
     "trainer-frozen": "a trainer stands still for a while",
     "trainer-cut": "a trainer cannot reach the bus for a while",
     "export-fails": "an export fails",

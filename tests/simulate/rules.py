@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from relight.events.bus import scripts
 from relight.events.decisions import Decision, RecoveryFinished, RouteAdded, StartEngine, StopEngine
-from relight.events.ids import DecisionId, EntryId, NodeName, RecoveryId
+from relight.events.facts import NodeSilent
+from relight.events.ids import DecisionId, EntryId, NodeName, RecoveryId, agent_source
 from relight.events.keys import Keys
 from relight.events.values import Member, Phase
 from relight.events.version import Version
@@ -22,6 +23,17 @@ if TYPE_CHECKING:
     from tests.simulate.machine import Engine, Sampled
     from tests.simulate.trainer import Trainer
     from tests.simulate.world import Job
+
+
+TICK_S = 0.002
+"""The server counts whole milliseconds."""
+
+SPEAKS_S = 4.0
+"""Who has pulsed for so long is seen to."""
+
+
+GRACE_S = 1.5
+"""What two looks may differ by."""
 
 
 class Broken(Exception):
@@ -60,6 +72,8 @@ class Judge:
         self._held_until_s = 0.0
         self._seen: dict[str, tuple[str, int]] = {}
         """Under which boot a source speaks, and the last number that was appended."""
+        self._taken: set[tuple[int, int]] = set()
+        """Commits: epoch and number."""
         self._intended: dict[tuple[int, int], Intended] = {}
         self._ids: dict[DecisionId, int] = {}
         """Of committed decisions, each with the bus that it was committed on."""
@@ -92,7 +106,7 @@ class Judge:
         """The server has executed a script of the job: what it took it takes once, and from nobody."""
         now_s = self._job.kernel.now
         if script == scripts.TAKE and reply[0] == "OK":
-            if now_s < self._held_until_s:
+            if now_s < self._held_until_s - TICK_S:
                 self.broken("S10", f"the lease is taken while epoch {self._holder} holds it")
             self._holder, self._held_until_s = reply[1], now_s + float(args[1]) / 1000.0
         elif script in (scripts.RENEW, scripts.RELEASE) and reply:
@@ -130,6 +144,11 @@ class Judge:
 
     def intends(self, epoch: int, number: int, intended: Intended) -> None:
         self._intended[epoch, number] = intended
+
+    def believes(self, epoch: int, number: int) -> None:
+        """A term goes on as if its commit had been taken."""
+        if (epoch, number) not in self._taken:
+            self.broken("S10", f"epoch {epoch} goes on after commit {number}, which was not taken")
 
     def forget(self) -> None:
         """The bus was emptied or rolled back: what stood on it is gone."""
@@ -170,13 +189,36 @@ class Judge:
         else:
             before = None
         self._life, self.number, self._cursor, self.job = server.life, number, intended.cursor, job
+        self._taken.add((epoch, number))
+        for engine in job.engines.values():
+            record = job.meta.nodes.get(engine.node)
+            if engine.route is not None and record is not None and record.silent:
+                self.broken("L6", f"{engine.route.address} is routed on node {engine.node}, which is silent")
         for node in job.meta.nodes:
             self._since.setdefault(node, job.epoch)
         for decision in intended.step.decisions:
             if isinstance(decision, Decision):
                 self._decided(before, job, decision)
+            elif isinstance(decision, NodeSilent):
+                self._called_silent(decision, holder=args[0].partition(":")[2])
         for engine in self._job.engines:
             self.engine(engine)
+
+    def _called_silent(self, silent: NodeSilent, *, holder: str) -> None:
+        """L6: nobody is judged by silence who speaks: not after a stall or an outage of our own either."""
+        pulse = self._job.world.server.pulses[self._keys.pulse].get(agent_source(silent.node))
+        spoke_s = pulse.beating_s() if pulse is not None else 0.0
+        if spoke_s > SPEAKS_S:
+            self.broken("L6", f"node {silent.node} is called silent, and has pulsed for {spoke_s:.1f} s")
+        world = self._job.world
+        link = next(mind.link for mind in world.minds if mind.name == holder)
+        well_s = world.kernel.now - max(
+            world.network.well_since, link.well_since if link is not None else 0.0
+        )
+        if well_s < self._job.settings.node_silence_s - GRACE_S:
+            self.broken(
+                "L6", f"node {silent.node} is called silent {well_s:.1f} s after an outage or a stall"
+            )
 
     def _decided(self, before: CoreJob | None, job: CoreJob, decision: Decision) -> None:
         if decision.id in self._ids:
@@ -192,7 +234,8 @@ class Judge:
                     self._ask(invariants.of_report("started", engine.name, job.epoch, engine.agent))
             case RouteAdded():
                 engine = self._job.engine(decision.engine)
-                if before is not None and before.engines[engine.name].route is None:
+                stood = before.engines.get(engine.name) if before is not None else None
+                if stood is not None and stood.route is None:
                     self._ask(invariants.of_route(decision, engine.agent))
                     if self._is_known(job, engine):
                         self._ask(invariants.of_report("routed", engine.name, job.epoch, engine.agent))
@@ -210,7 +253,9 @@ class Judge:
         engine = self._job.engine(stop.engine)
         if not self._job.world.settled or before is None:
             return
-        state = before.engines[stop.engine]
+        state = before.engines.get(stop.engine)
+        if state is None:
+            return
         wanted = state.then != "restart" or any(each.engine == stop.engine for each in before.meta.rolling)
         here = engine.process(stop.incarnation)
         well = engine.generates(stop.incarnation) and here is not None and here.proven is not None
@@ -270,7 +315,8 @@ def _is_repeated(before: CoreJob | None, start: StartEngine) -> bool:
     """A start that this epoch has asked for before."""
     if before is None:
         return False
-    intent = before.engines[start.engine].intent
+    state = before.engines.get(start.engine)
+    intent = state.intent if state is not None else None
     same = isinstance(intent, StartEngine) and intent.incarnation == start.incarnation
     return same and intent is not None and intent.epoch == start.epoch
 

@@ -82,6 +82,11 @@ class Trainer:
         self.iterations = 0
         """Steps whose rollouts came back, over all runs."""
         self.transport = _Transport(self)
+        self.source = ""
+        self.last_words: tuple[list[str], list[str]] | None = None
+        """What this run said last: keys and arguments of the script."""
+        self.ghost: tuple[list[str], list[str]] | None = None
+        """The same of an earlier run."""
         self.process: Process | None = None
         self.link: Link | None = None
         self.gate: Gate | None = None
@@ -116,6 +121,7 @@ class Trainer:
             self._write(self.gate.barrier.running, None, cut_off=True)
         self.exporting = False
         self.process = None
+        self.ghost, self.last_words = self.last_words or self.ghost, None
         self.job.trainer_ended()
 
     def cut_off(self) -> bool:
@@ -146,7 +152,7 @@ class Trainer:
         while not isinstance(event := await follower.next(), Synced):
             pass
         gate.hear(event)
-        source = trainer_source(run)
+        source = self.source = trainer_source(run)
         self._session = _Session(self, run, link, job)
         self.publisher = Publisher(
             job, MemoryOutbox(collapse=gate.stands), source=source, boot=BootId(str(run))

@@ -301,6 +301,8 @@ class Job:
 
     def spoke(self, keys: list[str], args: list[str]) -> None:
         """Facts of a source were appended."""
+        if args[0] == self.trainer.source:
+            self.trainer.last_words = keys, args
         for agent in self.agents:
             if agent.source == args[0] and agent.boot == args[1]:
                 agent.last_words = keys, args
