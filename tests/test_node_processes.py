@@ -187,6 +187,9 @@ def test_ports_lie_outside_the_range_of_outgoing_connections() -> None:
     assert not low <= picked <= high
     assert ports.bindable(picked) and not ports.answers("127.0.0.1", picked)
     with socket.socket() as holder:
+        holder.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # as servers do: old connections rest there
         holder.bind(("127.0.0.1", picked))
         assert not ports.answers("127.0.0.1", picked)
         holder.listen()
