@@ -113,7 +113,7 @@ class Link:
 
     def _turn(self, started: "Future[int]", within_s: float) -> None:
         try:
-            anyio.run(self._main, started, within_s)
+            anyio.run(self._main, started, within_s, backend_options={"use_uvloop": True})
         except Exception as error:
             cause = _cause(error)
             if not started.done():

@@ -20,4 +20,4 @@ def run(args: Namespace) -> int:
     async def main() -> None:
         await gateway.serve(bus_url=url, job=job, settings=settings)
 
-    return running.lasting(main)
+    return running.lasting(main, uvloop=True)

@@ -18,4 +18,4 @@ def run(args: Namespace) -> int:
     async def main() -> None:
         await service.serve(bus_url=url, jobs=jobs, settings=file)
 
-    return running.lasting(main)
+    return running.lasting(main, uvloop=True)

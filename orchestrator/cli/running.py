@@ -25,13 +25,15 @@ def once(main: Main) -> int:
     return 0
 
 
-def lasting(main: Main, *, again: Callable[[], None] | None = None) -> int:
+def lasting(main: Main, *, again: Callable[[], None] | None = None, uvloop: bool = False) -> int:
     """Run a command that goes on until SIGTERM or until it ends; 0. Raises KeyboardInterrupt.
 
-    Logs go to stderr. `again` is called for each further signal, in place of the process's end.
+    Logs go to stderr. `again` is called for each further signal, in place of the process's end. `uvloop` is
+    for commands that live on sockets; the node agent watches processes, and does without.
     """
     logs.to_stderr()
-    anyio.run(_until_signal, main, (signal.SIGINT, signal.SIGTERM), again)
+    signals = (signal.SIGINT, signal.SIGTERM)
+    anyio.run(_until_signal, main, signals, again, backend_options={"use_uvloop": uvloop})
     return 0
 
 
