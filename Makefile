@@ -2,8 +2,11 @@
 # make test   the same environment, every test, those with a real vLLM engine included
 # make search every history of the core in a small world with few faults, 2 minutes; LONG=1: 5 hours
 # make simulate    the whole protocol in virtual time from many seeds, with every fault, 2 minutes; LONG=1: hours
+# make mutants     safeguards are taken away, one by one: each must be missed, 3 minutes; LONG=1: from seed 0
 # make crash-points  processes die before and after each of their effects, 5 minutes; LONG=1: all pairs, hours
 # make journals      real runs that were recorded, told to the core again: the same decisions, byte by byte
+# make ray-faults    everything that Ray runs a job on is killed in turn, on several raylets, 6 minutes
+# make example-grpo  a small GRPO training without and with engines that are killed: rewards, picture
 # make check  formatting, lint, types, architecture and packaging tests
 # make soak-replay   a thousand streams while their engines are killed at random, 2 minutes; LONG=1: 6 minutes
 # make bench-replay  the replay client and the gateway against going without them, 6 minutes
@@ -30,7 +33,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test mutants search simulate crash-points journals soak-replay bench-replay check bench bench-weights bench-core bench-agent install clean
+.PHONY: help demo test mutants search simulate crash-points ray-faults example-grpo journals soak-replay bench-replay check bench bench-weights bench-core bench-agent install clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -52,6 +55,12 @@ mutants: $(READY)
 
 crash-points: $(READY)
 	@exec $(IN)/python -m tests.crash_points $(if $(LONG),--long) $(ARGS)
+
+ray-faults: $(READY)
+	@exec $(IN)/python -m tests.ray_faults $(ARGS)
+
+example-grpo: $(READY)
+	@exec $(IN)/python examples/grpo_tiny/run.py --picture docs/pictures/grpo.png $(ARGS)
 
 journals: $(READY)
 	@exec $(IN)/python -m tests.journals $(ARGS)
@@ -129,6 +138,9 @@ $(READY): pyproject.toml Makefile
 	        exit 1
 	    fi
 	fi
+
+	# SkyRL's client alone: the versions that the whole package asks for are others than vLLM's CPU build has.
+	$(PIP) --no-deps skyrl==0.3.0
 
 	# The CPU build's torchvision may not match its torch; text models need none of the three.
 	if has $(IN)/python torchvision && ! $(IN)/python -c 'import torchvision' >/dev/null 2>&1; then

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from relight.events.ids import DecisionId, EngineName, EntryId, NodeName, RecoveryId, SyncId
-from relight.events.values import Canary, Member, Phases, Process, Weights
+from relight.events.values import Canary, Member, Phases, Place, Process, Weights
 from relight.events.version import Version
 
 
@@ -52,20 +52,26 @@ class RouteAdded(ForEngine, frozen=True, kw_only=True):
 
 
 class StopEngine(ForEngine, frozen=True, kw_only=True):
-    """Stop it and prove it gone: answered with EngineStopped or StopFailed."""
+    """Stop it and prove it gone: answered with EngineStopped or StopFailed, by each node that is named."""
 
     node: NodeName
     processes: tuple[Process, ...] = ()
     """As the orchestrator knows them, for an agent that lost its own record."""
+    others: tuple[Place, ...] = ()
+    """Further nodes that hold parts of it."""
     drain_s: float = 0.0
     then: Literal["restart", "drained", "retired"] = "restart"
     deadline: int
 
 
 class StartEngine(ForEngine, frozen=True, kw_only=True):
-    """Fill the slot: answered with EngineStarted or StartFailed."""
+    """Fill the slot: answered with EngineStarted or StartFailed, by each node that is named."""
 
     node: NodeName
+    parts: tuple[NodeName, ...] = ()
+    """The nodes of its further parts, part 1 first."""
+    head: str = ""
+    """Name or address of the head's node, for the other parts to meet it; empty for an engine on one node."""
     how: Literal["cold", "fork", "standby"] = "cold"
     weights: Weights | None = None
     """To be started on; none for the base model."""

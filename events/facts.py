@@ -37,15 +37,30 @@ class NodeUp(Fact, frozen=True, kw_only=True):
     """The highest epoch this agent has obeyed."""
     run: int = 0
     """The highest run this agent has seen."""
+    host: str = ""
+    """Name or address under which other machines reach the node."""
     engines: tuple[EngineReport, ...] = ()
     spares: int = 0
+    spare_parts: bool = False
+    """Whether its spares take parts of engines over several nodes."""
+    """How many more engines can come."""
+    each: str = ""
+    """What an engine takes up there, for people: `1 GPU`."""
     answers: DecisionId | None = None
 
 
-class EngineStarted(OfEngine, frozen=True, kw_only=True):
-    """Up, warmed, paused, unproven."""
+class OfPart(OfEngine, frozen=True, kw_only=True):
+    """A fact that the agent of any node with a part of the engine may say."""
+
+    node: NodeName | None = None
+    """The node that it speaks of; none for that of the engine's head."""
+
+
+class EngineStarted(OfPart, frozen=True, kw_only=True):
+    """Up, warmed, paused, unproven. Of a further part: its processes run."""
 
     address: str
+    """Empty for a further part, which has no server."""
     how: Literal["cold", "fork", "standby"] = "cold"
     weights: Version | None = None
     """The version it was started on; none for the base model."""
@@ -70,7 +85,7 @@ class Healthy(OfEngine, frozen=True, kw_only=True):
     answers: DecisionId | None = None
 
 
-class EngineDead(OfEngine, frozen=True, kw_only=True):
+class EngineDead(OfPart, frozen=True, kw_only=True):
     """The engine does not serve any more and nobody asked for that."""
 
     cause: Cause
@@ -83,7 +98,7 @@ class EngineDead(OfEngine, frozen=True, kw_only=True):
     """The device of its node that it ran on, as the node file names it; none where it names none."""
 
 
-class EngineStopped(OfEngine, frozen=True, kw_only=True):
+class EngineStopped(OfPart, frozen=True, kw_only=True):
     """The incarnation is proven gone from `node`."""
 
     node: NodeName
@@ -91,7 +106,7 @@ class EngineStopped(OfEngine, frozen=True, kw_only=True):
     answers: DecisionId | None = None
 
 
-class StartFailed(OfEngine, frozen=True, kw_only=True):
+class StartFailed(OfPart, frozen=True, kw_only=True):
     """The start came to nothing, and what it left is proven gone."""
 
     cause: str
@@ -103,7 +118,7 @@ class StartFailed(OfEngine, frozen=True, kw_only=True):
     answers: DecisionId | None = None
 
 
-class StopFailed(OfEngine, frozen=True, kw_only=True):
+class StopFailed(OfPart, frozen=True, kw_only=True):
     """No proof that it is gone: the engine stays fenced and no replacement starts."""
 
     cause: str

@@ -65,11 +65,32 @@ class Reference(Value, frozen=True, kw_only=True):
     canary: Canary
 
 
+NOWHERE = NodeName("")
+"""Of a part that no node has reported yet."""
+
+
+class Part(Value, frozen=True, kw_only=True):
+    """A further part of an engine over several nodes."""
+
+    node: NodeName = NOWHERE
+    processes: tuple[Process, ...] = ()
+    up: int = 0
+    """The incarnation that its node has told to be up there."""
+    gone: int = 0
+    """The highest incarnation that is proven gone from there, or never was there."""
+
+
 class EngineState(Value, frozen=True, kw_only=True):
     """One slot."""
 
     phase: Phase = Phase.NEW
     node: NodeName
+    """Of an engine over several nodes: that of its head, which has the server."""
+    parts: tuple[Part, ...] = ()
+    """Its further parts, part 1 first. All of them and the head are one unit: they start, stop and die
+    together."""
+    gone: int = 0
+    """Of an engine over several nodes: as `Part.gone`, of its head."""
     incarnation: int = 0
     address: str | None = None
     route: Route | None = None
@@ -108,6 +129,11 @@ class EngineState(Value, frozen=True, kw_only=True):
     alarmed: bool = False
     """Whether an Alarm has named what it waits for in this phase."""
 
+    @property
+    def nodes(self) -> tuple[NodeName, ...]:
+        """Where its parts are, the head first."""
+        return (self.node, *(part.node for part in self.parts))
+
 
 class Boundary(Value, frozen=True, kw_only=True):
     """The trainer's open boundary, as it was last told."""
@@ -145,9 +171,19 @@ class NodeRecord(Value, frozen=True, kw_only=True):
     reported: int = 0
     """The epoch under which it last reported."""
     silent: bool = False
+    silent_since: int = 0
+    """Bus time in ms at which it was called silent."""
+    host: str = ""
+    """Name or address under which other machines reach it."""
     asked: ReportRequested | None = None
     spares: int = 0
     """How many more engines it can take, as it last said, less those that were sent there since."""
+    spare_parts: bool = False
+    """Whether that may be parts of engines over several nodes."""
+    each: str = ""
+    """What an engine takes up there, for people: `1 GPU`."""
+    missed_by: tuple[EngineName, ...] = ()
+    """While it is silent: engines of which an Alarm has told that they wait for it or for a spare."""
     worn: dict[str, tuple[int, ...]] = {}
     """Of each device: bus times in ms at which an engine was lost on it, inside the restart window."""
 

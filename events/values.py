@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from relight.events.ids import EngineName
+from relight.events.ids import EngineName, NodeName
 from relight.events.version import Version
 
 
@@ -19,6 +19,14 @@ class Process(NamedTuple):
     pid: int
     start: int
     """Clock ticks from the host's boot to the process's start: field 22 of /proc/PID/stat."""
+
+
+class Place(NamedTuple):
+    """A node that holds a part of an engine's incarnation."""
+
+    node: NodeName
+    processes: tuple[Process, ...] = ()
+    """Of it there, as the orchestrator knows them."""
 
 
 class Member(NamedTuple):
@@ -95,6 +103,10 @@ class EngineReport(Value, frozen=True, kw_only=True):
     processes: tuple[Process, ...] = ()
     reloads: bool | None = None
     """Whether a reload of its weights leaves them as they are; none where that was not tried."""
+    part: int = 0
+    """Which part of an engine over several nodes this node holds; 0 is the head, which has the server."""
+    parts: int = 1
+    """How many parts the engine has, each on a node of its own."""
 
 
 class Cause(StrEnum):

@@ -1,15 +1,16 @@
-"""What happened in a job, from the entries of its streams: for `relight events` and `relight explain`.
+"""What happened in a job, from the entries of its streams: for the commands and the page that tell it.
 
 Pure, and generous: an entry that cannot be decoded is shown as it stands.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from relight.events import codec
 from relight.events.envelope import Entry
 from relight.events.errors import Undecodable
 from relight.events.ids import EngineName, RecoveryId
+from relight.events.schema import EngineState
 
 
 def from_decisions(entry: Entry) -> bool:
@@ -39,6 +40,62 @@ def as_on_bus(entry: Entry) -> dict[str, Any]:
     return fields | {name: value for name, value in optional.items() if value is not None}
 
 
+class Told(NamedTuple):
+    """One entry in the words of a line: who, of whom, why, and what else it says."""
+
+    who: str
+    of: str
+    """`ENGINE.INCARNATION`; empty where it is of no engine."""
+    reason: str
+    gist: str
+
+
+def told(entry: Entry) -> Told:
+    """The entry in short; what lies below the first line of a text, such as an engine's log, is left out."""
+    data = data_of(entry)
+    decided = from_decisions(entry)
+    rest = {key: data[key] for key in data if key not in _BESIDE | (_OF_DECISIONS if decided else set())}
+    name = data.get("engine")
+    return Told(
+        who="orchestrator" if decided else entry.source,
+        of="" if name is None else f"{name}.{data.get('incarnation', '?')}",
+        reason=_first_line(str(data.get("reason") or "")),
+        gist=_gist(rest) if data else _short(entry.data),
+    )
+
+
+_BESIDE = frozenset({"type", "engine", "incarnation"})
+"""What a line shows in columns of their own."""
+_OF_DECISIONS = frozenset({"id", "epoch", "reason", "cause", "recovery", "deadline"})
+"""What ties decisions together; of these a person is shown the reason."""
+
+
+def _gist(data: dict[str, Any]) -> str:
+    shown = ((key, _short(value)) for key, value in data.items())
+    return " ".join(f"{key}={text}" for key, text in shown if text)
+
+
+def _short(value: object) -> str:
+    """`value` in at most about 60 characters; empty for nothing at all."""
+    if value is None or value is False or value in ([], {}):
+        return ""
+    if isinstance(value, dict):
+        return f"{{{_gist(cast('dict[str, Any]', value))}}}"
+    if isinstance(value, list):
+        items = cast(Sequence[Any], value)
+        return f"[{' '.join(map(_short, items))}]" if len(items) <= 4 else f"[{len(items)} of them]"
+    if isinstance(value, float):
+        return f"{value:.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.3g}"
+    text = _first_line(str(value))
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _first_line(text: str) -> str:
+    """`text`, marked where lines below it, such as those of an engine's log, are left out."""
+    first, _, more = text.partition("\n")
+    return f"{first} ..." if more else first
+
+
 def of_types(entries: Iterable[Entry], types: frozenset[str]) -> list[Entry]:
     """Those whose type is one of `types`; all where it is empty."""
     return [entry for entry in entries if not types or entry.type in types]
@@ -51,6 +108,24 @@ def last_recovery(entries: Sequence[Entry], engine: EngineName) -> RecoveryId | 
         if from_decisions(entry) and data.get("engine") == engine and data.get("recovery"):
             return RecoveryId(data["recovery"])
     return None
+
+
+def explained(
+    entries: Sequence[Entry], name: EngineName, engine: EngineState, recovery: RecoveryId | None = None
+) -> tuple[RecoveryId | None, list[Entry]]:
+    """One recovery of the engine and its chain: the one that is named, else the one under way, else the
+    newest one that `entries` hold."""
+    under_way = engine.recovery.id if engine.recovery else None
+    found = recovery or under_way or last_recovery(entries, name)
+    return found, chain(entries, name, found) if found else []
+
+
+def explained_as_json(
+    name: EngineName, engine: EngineState, recovery: RecoveryId | None, chain: Iterable[Entry]
+) -> dict[str, Any]:
+    """The same for JSON output."""
+    told = {"engine": name, "phase": engine.phase, "recovery": recovery}
+    return {**told, "chain": [as_on_bus(entry) for entry in chain]}
 
 
 def chain(entries: Sequence[Entry], engine: EngineName, recovery: RecoveryId) -> list[Entry]:

@@ -3,47 +3,33 @@
 Pure: the committed state in, a value to print out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from relight.events.ids import EngineName, JobName, NodeName, RecoveryId
-from relight.events.schema import Boundary, Command, EngineState, Meta, Snapshot
+from relight.events.ids import EngineName, JobName, NodeName
+from relight.events.schema import Boundary, Meta, NodeRecord, Snapshot
 from relight.events.values import Phase
 from relight.events.version import Version
+from relight.orchestrator.concerns import Concern, Seen, concerns
+from relight.orchestrator.engine_views import EngineView, engine_view, recent
+from relight.orchestrator.settings import Settings
 
 
-class Intent(msgspec.Struct, frozen=True, kw_only=True):
-    """The step that is open for an engine."""
+class NodeView(msgspec.Struct, frozen=True, kw_only=True):
+    """One node of a job."""
 
-    decision: str
-    """The decision's type."""
-    id: str
-    reason: str
-    left_s: float | None
-    """Seconds to its deadline; negative once it has passed; none where it is withheld."""
-
-
-class EngineView(msgspec.Struct, frozen=True, kw_only=True):
-    """One slot as the orchestrator has committed it."""
-
-    engine: EngineName
     node: NodeName
-    phase: str
-    incarnation: int
-    version: Version | None
-    route: str | None
-    """Address that clients may call; none while it is fenced."""
-    intent: Intent | None
-    recovery: RecoveryId | None
-    approved: bool
-    """False while its recovery waits for an operator."""
-    why: str | None
-    """Why it is being recovered, or was retired."""
-    for_s: float | None
-    """Seconds since the recovery began."""
-    backoff_s: float | None
-    """Seconds until it may start again; none where it may now."""
+    silent: bool
+    reported: bool
+    """Whether it has reported under this epoch."""
+    asked_s: float | None
+    """Seconds left for a report that it was asked for; none where none is open."""
+    engines: int
+    spares: int
+    """How many more engines it can take."""
+    devices_lost_on: tuple[str, ...]
+    """Devices on which an engine was lost inside the restart window."""
 
 
 class BoundaryView(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +40,7 @@ class BoundaryView(msgspec.Struct, frozen=True, kw_only=True):
     exports: Version | None
     phase: str
     sync: str
+    released: bool
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +51,9 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     commit: int
     holder: str | None
     """Who holds the lease; none where no orchestrator does."""
+    lease_left_s: float | None
+    behind: int
+    """Facts that no commit has consumed yet, counted to 1,000."""
     run: int
     version: Version | None
     published: Version | None
@@ -75,20 +65,36 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """`act`, `approve` or `observe`: the lease holder's setting."""
     sync_waits_for: tuple[EngineName, ...]
     """Members of the open sync that have neither loaded nor left."""
+    trainer_waits_for: str | None
+    """What keeps its boundary from being released; none where nothing does."""
     parked: int
     counters: Mapping[str, int]
     silent_nodes: tuple[NodeName, ...]
+    serving: int
+    """Engines that serve."""
+    floor: int
+    """How many shall serve."""
+    restarts_allowed: int
+    restart_window_s: float
+    rolling: tuple[EngineName, ...]
+    """Engines that are still to be restarted, one after the other."""
+    concerns: tuple[Concern, ...]
+    """What a person should look at, the worst first."""
+    nodes: tuple[NodeView, ...]
     engines: tuple[EngineView, ...]
 
 
-def job_view(job: JobName, snapshot: Snapshot, *, holder: str | None, parked: int, now_ms: int) -> JobView:
-    """The job as `snapshot` has it; `holder` is the lease's value, `now_ms` bus time."""
+def job_view(job: JobName, snapshot: Snapshot, seen: Seen) -> JobView:
+    """The job as `snapshot` has it, and as it was seen beside that."""
     meta = snapshot.meta or Meta(birth="")
+    settings, now_ms = _settings(meta), seen.now_ms
     return JobView(
         job=job,
         epoch=snapshot.epoch,
         commit=snapshot.commit,
-        holder=None if holder is None else holder.partition(":")[2],
+        holder=None if seen.holder is None else seen.holder.partition(":")[2],
+        lease_left_s=seen.lease_left_s,
+        behind=seen.behind,
         run=meta.run,
         version=meta.version,
         published=meta.published.version if meta.published else None,
@@ -96,15 +102,52 @@ def job_view(job: JobName, snapshot: Snapshot, *, holder: str | None, parked: in
         trainer_silent=meta.trainer_silent,
         finished=meta.finished,
         hold=meta.hold,
-        mode=meta.settings.get("mode", "act"),
+        mode=settings.mode,
         sync_waits_for=meta.sync.pending if meta.sync else (),
-        parked=parked,
+        trainer_waits_for=_trainer_waits_for(meta),
+        parked=seen.parked,
         counters=meta.counters,
         silent_nodes=tuple(sorted(name for name, node in meta.nodes.items() if node.silent)),
+        serving=sum(engine.phase is Phase.SERVING for engine in snapshot.engines.values()),
+        floor=settings.floor,
+        restarts_allowed=settings.restarts,
+        restart_window_s=settings.restart_window_s,
+        rolling=tuple(member.engine for member in meta.rolling),
+        concerns=concerns(job, snapshot, settings, seen),
+        nodes=tuple(
+            _node_view(name, node, snapshot, settings, now_ms) for name, node in sorted(meta.nodes.items())
+        ),
         engines=tuple(
-            _engine_view(name, engine, now_ms) for name, engine in sorted(snapshot.engines.items())
+            engine_view(name, engine, meta, settings, now_ms)
+            for name, engine in sorted(snapshot.engines.items())
         ),
     )
+
+
+def _settings(meta: Meta) -> Settings:
+    """Those of the lease holder, as far as they are known here; the defaults where they cannot be read."""
+    known = {name: meta.settings[name] for name in Settings.__struct_fields__ if name in meta.settings}
+    try:
+        return msgspec.convert(known, Settings)
+    except (msgspec.ValidationError, ValueError):
+        return Settings()
+
+
+def _trainer_waits_for(meta: Meta) -> str | None:
+    boundary = meta.boundary
+    if boundary is None or meta.trainer_silent or meta.finished:
+        return None
+    if meta.sync and meta.sync.pending:
+        return f"{_listed(meta.sync.pending)} to load {meta.sync.order.version}"
+    if boundary.released or boundary.sync != "all":
+        return None
+    if boundary.awaiting:
+        return f"{_listed(boundary.awaiting)} to be routed at {boundary.exports}"
+    return "the orchestrator's word"
+
+
+def _listed(names: Sequence[EngineName]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _boundary_view(boundary: Boundary) -> BoundaryView:
@@ -114,36 +157,21 @@ def _boundary_view(boundary: Boundary) -> BoundaryView:
         exports=boundary.exports,
         phase=boundary.phase,
         sync=boundary.sync,
+        released=boundary.released,
     )
 
 
-def _engine_view(name: EngineName, engine: EngineState, now_ms: int) -> EngineView:
-    recovery = engine.recovery
-    return EngineView(
-        engine=name,
-        node=engine.node,
-        phase=engine.phase.value,
-        incarnation=engine.incarnation,
-        version=engine.version,
-        route=engine.route.address if engine.route else None,
-        intent=_intent(engine.intent, now_ms) if engine.intent else None,
-        recovery=recovery.id if recovery else None,
-        approved=recovery is None or recovery.approved,
-        why=recovery.why if recovery else engine.retired_because,
-        for_s=(now_ms - recovery.began) / 1000.0 if recovery else None,
-        backoff_s=_backoff_s(engine, now_ms),
-    )
-
-
-def _backoff_s(engine: EngineState, now_ms: int) -> float | None:
-    waits_ms = engine.not_before - now_ms if engine.phase is Phase.BACKOFF else 0
-    return waits_ms / 1000.0 if waits_ms > 0 else None
-
-
-def _intent(order: Command, now_ms: int) -> Intent:
-    return Intent(
-        decision=type(order).__name__,
-        id=order.id,
-        reason=order.reason,
-        left_s=None if order.dry_run else (order.deadline - now_ms) / 1000.0,
+def _node_view(
+    name: NodeName, node: NodeRecord, snapshot: Snapshot, settings: Settings, now_ms: int
+) -> NodeView:
+    return NodeView(
+        node=name,
+        silent=node.silent,
+        reported=node.reported == snapshot.epoch,
+        asked_s=(node.asked.deadline - now_ms) / 1000.0 if node.asked else None,
+        engines=sum(name in engine.nodes for engine in snapshot.engines.values()),
+        spares=node.spares,
+        devices_lost_on=tuple(
+            device for device, times in sorted(node.worn.items()) if recent(times, settings, now_ms)
+        ),
     )

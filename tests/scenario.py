@@ -142,7 +142,7 @@ class Scenario:
     def _node_up(self, node: NodeName, rest: str) -> facts.NodeUp:
         reports: list[EngineReport] = []
         epoch = self.job.epoch
-        spares = 0
+        spares, takes_parts = 0, False
         for part in filter(None, (part.strip() for part in rest.split(","))):
             if part.startswith("max_epoch="):
                 epoch = int(part.removeprefix("max_epoch="))
@@ -150,19 +150,31 @@ class Scenario:
             if part.startswith("spares="):
                 spares = int(part.removeprefix("spares="))
                 continue
+            if part == "takes-parts":
+                takes_parts = True
+                continue
             name, condition, *version = part.split()
             engine, _, incarnation = name.partition(".")
+            engine, _, of = engine.partition(":")  # `e0:1/2.3`: part 1 of 2
+            number, _, parts = of.partition("/")
             reports.append(
                 EngineReport(
                     engine=EngineName(engine),
                     incarnation=int(incarnation or 0),
                     state=condition,  # type: ignore[arg-type]
-                    address=f"http://{engine}" if condition in ("up", "paused") else None,
+                    address=f"http://{engine}" if condition in ("up", "paused") and number in "0" else None,
                     version=Version.parse(version[0]) if version else None,
+                    part=int(number or 0),
+                    parts=int(parts or 1),
                 )
             )
         return facts.NodeUp(
-            node=node, boot=BootId("b"), max_epoch=epoch, engines=tuple(reports), spares=spares
+            node=node,
+            boot=BootId("b"),
+            max_epoch=epoch,
+            engines=tuple(reports),
+            spares=spares,
+            spare_parts=takes_parts,
         )
 
 
@@ -174,18 +186,21 @@ def _options(words: list[str]) -> dict[str, str]:
 def _of_engine(engine: EngineName, incarnation: int, said: str, rest: list[str]) -> facts.AnyFact:
     name = {"engine": engine, "incarnation": incarnation}
     options = _options(rest)
+    node = NodeName(options["node"]) if "node" in options else None
     version = Version.parse(rest[0]) if rest and rest[0][0].isdigit() else None
     proof = Proof(port_free=True)
     said_by: dict[str, Callable[[], facts.AnyFact]] = {
         "dead": lambda: facts.EngineDead(
             **name,
             cause=Cause.SIGNAL,
+            node=node,
             signal=int(options.get("signal", "9")),
             detect_ms=3,
             device=options.get("on"),
         ),
         "started": lambda: facts.EngineStarted(
             **name,
+            node=node,
             address=f"http://{engine}.{incarnation}",
             weights=version,
             processes=(Process(100 + incarnation, 1),),
@@ -200,11 +215,16 @@ def _of_engine(engine: EngineName, incarnation: int, said: str, rest: list[str])
             unproven="nothing tells" if "unproven" in rest else None,
             answers=DecisionId("x"),
         ),
-        "stopped": lambda: facts.EngineStopped(**name, node=NodeName(options.get("node", "a")), proof=proof),
+        "stopped": lambda: facts.EngineStopped(**name, node=node or NodeName("a"), proof=proof),
         "start-failed": lambda: facts.StartFailed(
-            **name, cause=rest[0], retryable="for-good" not in rest, proof=proof, device=options.get("on")
+            **name,
+            node=node,
+            cause=rest[0],
+            retryable="for-good" not in rest,
+            proof=proof,
+            device=options.get("on"),
         ),
-        "stop-failed": lambda: facts.StopFailed(**name, cause="pid 7 lives"),
+        "stop-failed": lambda: facts.StopFailed(**name, node=node, cause="pid 7 lives"),
         "loaded": lambda: facts.WeightsLoaded(**name, version=version or BASE, digest="sha256:d"),
         "failed": lambda: facts.WeightsFailed(
             **name, version=version or BASE, error="bad shard", touched="touched" in rest
@@ -228,9 +248,12 @@ def short(said: object) -> str:
         case decisions.RouteAdded():
             return f"route {_name(said)} {said.version}"
         case decisions.StopEngine():
-            return f"stop {_name(said)}" + (f" then {said.then}" if said.then != "restart" else "")
+            nodes = (said.node, *(place.node for place in said.others))
+            where = f" at {' '.join(nodes)}" if said.others else ""
+            return f"stop {_name(said)}{where}" + (f" then {said.then}" if said.then != "restart" else "")
         case decisions.StartEngine():
             where = f" at {said.node}" if said.node not in ("a", "b") else ""
+            where = f" at {' '.join((said.node, *said.parts))}" if said.parts else where
             return f"start {_name(said)}{where}" + (f" on {said.weights.version}" if said.weights else "")
         case decisions.ProbeEngine():
             return f"probe {_name(said)}"

@@ -59,6 +59,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ["orchestrate"],
         ["agent", "--job", "grpo-1", "--", "true", "{port}"],
         ["gateway", "--job", "grpo-1"],
+        ["dashboard"],
     ],
     ids=lambda words: words[0],
 )
@@ -89,11 +90,6 @@ def test_a_wrong_bus_is_named_without_its_password(
 ) -> None:
     sentence = refused(capsys, "status", "--bus", url)
     assert said in sentence and "secret" not in sentence
-
-
-@pytest.mark.parametrize("name", parser.NOT_YET)
-def test_what_is_not_there_yet_says_so(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert refused(capsys, name, "e0", "--job", "x") == f"relight {name} is not there yet"
 
 
 @pytest.mark.parametrize(

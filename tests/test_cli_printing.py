@@ -14,6 +14,7 @@ from relight.events.schema import EngineState, Snapshot
 from relight.events.values import Phase
 from relight.orchestrator import chronicle
 from relight.orchestrator.cli import logs, printing, status
+from relight.orchestrator.concerns import Seen
 from relight.orchestrator.views import job_view
 
 json_values = st.recursive(
@@ -92,7 +93,7 @@ def test_an_engine_in_backoff_says_when_it_starts_again(capsys: pytest.CaptureFi
     waiting = EngineState(phase=Phase.BACKOFF, node=NodeName("a"), incarnation=2, not_before=42_000)
     shown = Snapshot(engines={EngineName("e0"): waiting})
     for now_ms, said in ((30_000, "its next start, in 12 s"), (42_000, "-")):
-        status.show(job_view(JobName("j"), shown, holder=None, parked=0, now_ms=now_ms))
+        status.show(job_view(JobName("j"), shown, Seen(now_ms=now_ms)))
         assert capsys.readouterr().out.splitlines()[-1].endswith(said)
 
 

@@ -16,7 +16,7 @@ TOP_LEVEL = {
     *("pyproject.toml", "Makefile", "docker-compose.yml", "README.md", "CHANGELOG.md", "LICENSE"),
 }
 
-HEAVY = ("vllm", "ray", "torch", "verl", "transformers")
+HEAVY = ("vllm", "ray", "torch", "verl", "transformers", "trl")
 """Packages that only adapters import, inside functions."""
 
 IMPURE = ("time", "random", "secrets", "os", "logging", "asyncio", "anyio", "socket", "subprocess", "pathlib")

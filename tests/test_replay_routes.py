@@ -239,6 +239,20 @@ def test_a_suspected_route_is_passed_over_until_a_decision_names_it() -> None:
     assert taken(routes) is route
 
 
+def test_a_route_that_is_well_and_not_reached_from_here_is_passed_over_until_it_is_another_one() -> None:
+    routes = told(added(E0, 1))
+    route = taken(routes)
+    for _ in range(2):
+        assert routes.suspect(route)
+        routes.apply(added(E0, 1))
+    assert routes.pick() is None
+    routes.apply(added(E0, 1, version=V2))
+    assert taken(routes) is route
+    assert routes.suspect(route)
+    routes.apply(added(E0, 2))
+    assert taken(routes).key == Key(E0, 2)
+
+
 def test_a_fence_frees_at_once_or_after_its_drain_and_a_route_that_returns_is_spared() -> None:
     routes = told(added(E0, 1))
     route = taken(routes)

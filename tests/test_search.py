@@ -8,13 +8,13 @@ import pytest
 
 from relight.events.facts import EngineDead, EngineStarted, EngineStopped, Healthy, WeightsLoaded
 from relight.events.values import Phase
-from relight.orchestrator.core import absorb, boundary, nodes, step, sync
+from relight.orchestrator.core import absorb, boundary, nodes, parts, step, sync
 from relight.orchestrator.core.guards import Case, always
 from relight.orchestrator.core.job import Work
 from relight.orchestrator.core.table import NEXT
 from relight.orchestrator.core.transition import transition
 from tests.search.model import Model
-from tests.search.plans import ONE, PULL, PUSH, TWO
+from tests.search.plans import ONE, OVER_TWO_NODES, PULL, PUSH, TWO
 from tests.search.search import Search
 from tests.search.world import Plan
 
@@ -22,7 +22,7 @@ STATES = 20_000
 """Of each plan here; `make search` goes on for longer."""
 
 
-@pytest.mark.parametrize("plan", (*ONE, *TWO), ids=lambda plan: plan.name)
+@pytest.mark.parametrize("plan", (*ONE, *TWO, *OVER_TWO_NODES), ids=lambda plan: plan.name)
 def test_no_rule_breaks_and_every_tail_settles(plan: Plan) -> None:
     found = Search(plan).run(states=STATES, seconds=60.0, tail_every=5)
     assert found.broken is None, "\n".join((found.broken, *found.trace))
@@ -30,8 +30,10 @@ def test_no_rule_breaks_and_every_tail_settles(plan: Plan) -> None:
     assert found.served > 0
 
 
-def test_without_faults_all_of_it_is_seen_and_everybody_serves() -> None:
-    found = Search(Plan("no fault", 0, frozenset(), warm=False)).run(states=10**6, seconds=60.0)
+@pytest.mark.parametrize("parts", [False, True])
+def test_without_faults_all_of_it_is_seen_and_everybody_serves(*, parts: bool) -> None:
+    plan = Plan("no fault", 0, frozenset(), parts=parts, warm=False)
+    found = Search(plan).run(states=10**6, seconds=60.0)
     assert found.complete and found.broken is None
     assert found.served == found.tails == found.states
 
@@ -45,6 +47,7 @@ class Mutant(NamedTuple):
     kinds: tuple[str, ...]
     faults: int = 1
     pushes: bool = False
+    parts: bool = False
     tail_every: int = 20
 
 
@@ -174,13 +177,33 @@ MUTANTS = (
         pushes=True,
         tail_every=1,
     ),
+    Mutant(
+        "the proof of one part is enough",
+        "S2",
+        lambda patch: patch.setattr(parts, "remaining", lambda engine: ()),
+        ("death",),
+        parts=True,
+    ),
+    Mutant(
+        "the head alone is heard",
+        "S10",
+        lambda patch: patch.setattr(Work, "told", lambda work, engine: work.reported(engine.node)),
+        ("death", "orchestrator"),
+        faults=2,
+        parts=True,
+    ),
 )
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_safeguard_that_is_taken_away_is_missed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Plan(
-        mutant.name, mutant.faults, frozenset(mutant.kinds), PUSH if mutant.pushes else PULL, mutant.pushes
+        mutant.name,
+        mutant.faults,
+        frozenset(mutant.kinds),
+        PUSH if mutant.pushes else PULL,
+        mutant.pushes,
+        mutant.parts,
     )
     search = Search(plan)
     mutant.take_away(monkeypatch)

@@ -8,12 +8,13 @@ ones are answered with NodeUp; engines outlive the agent unless it is told to st
 import logging
 import socket
 import time
+from collections.abc import Awaitable, Callable
 
 import aiohttp
 import anyio
 
 from relight.agents.adapters import nvml, vllm
-from relight.agents.node import launch, lifecycle, pidfd
+from relight.agents.node import launch, lifecycle, parts, pidfd
 from relight.agents.node.config import NodeFile
 from relight.agents.node.delegated.desk import Desk
 from relight.agents.node.delegated.launcher import ByApplication
@@ -22,7 +23,7 @@ from relight.agents.node.holdings import Holdings
 from relight.agents.node.hurry import Hurry
 from relight.agents.node.owned import Shared
 from relight.agents.node.record import Store
-from relight.agents.node.slot import Slot
+from relight.agents.node.tenants import Tenants
 from relight.agents.outbox import FileOutbox, Publisher
 from relight.events import codec
 from relight.events.bus.client import Bus, open_bus
@@ -41,8 +42,8 @@ from relight.events.decisions import (
 )
 from relight.events.envelope import Entry
 from relight.events.errors import BusUnavailable, Fenced, RelightError, Undecodable, leaves
-from relight.events.facts import NodeSilent, NodeUp
-from relight.events.ids import DecisionId, EngineName, NodeName, agent_source
+from relight.events.facts import EngineStopped, Fact, NodeSilent, NodeUp, StartFailed
+from relight.events.ids import DecisionId, NodeName, agent_source
 from relight.events.schema import Snapshot
 
 log = logging.getLogger(__name__)
@@ -52,34 +53,36 @@ FLUSH_S = 2.0
 """For the last facts of an agent that is told to end."""
 
 
-async def serve(
+async def serve(  # noqa: PLR0913 -- each is one choice of whoever runs it
     node_file: NodeFile,
     *,
     bus_url: str,
     stop_engines: bool = False,
     hurry: Hurry | None = None,
     devices: Devices | None = None,
+    until: Callable[[], Awaitable[None]] = anyio.sleep_forever,
 ) -> None:
-    """Run the agent until it is cancelled; engines live on, or are stopped if `stop_engines`.
+    """Run the agent until it is cancelled or `until` returns, which is begun once it is up.
 
-    `hurry` matters once it is cancelled. `devices`: who knows this machine's; none for NVML, where there is
-    one.
+    Engines live on, or are stopped if `stop_engines`. `hurry` matters once it is cancelled. `devices`: who
+    knows this machine's; none for NVML, where there is one.
 
     Raises UsageError (state directory held or unusable), BusUnavailable (a first start, and the bus was
     never reached), Fenced (another agent speaks as this node).
     """
     store = Store(node_file.state_path)
     try:
-        first = not any(store.record(engine.name) for engine in node_file.engines)
+        tenants = Tenants(node_file, store)
+        first = not any(store.record(engine.name) for engine in tenants.places.here)
         launch.raise_file_limit()
         pidfd.become_subreaper()
         async with open_bus(bus_url, reached=first) as bus, vllm.session() as http:
-            agent = Agent(node_file, store=store, bus=bus, http=http, devices=devices or nvml.found())
+            agent = Agent(tenants, store=store, bus=bus, http=http, devices=devices or nvml.found())
             log.info(
                 "agent is up job=%s node=%s state_dir=%s", node_file.job, node_file.node, store.directory
             )
             try:
-                await agent.run()
+                await agent.run(until)
             finally:
                 with anyio.CancelScope(shield=True):
                     if hurry is not None:
@@ -94,51 +97,55 @@ class Agent:
 
     def __init__(
         self,
-        file: NodeFile,
+        tenants: Tenants,
         *,
         store: Store,
         bus: Bus,
         http: aiohttp.ClientSession,
         devices: Devices | None,
     ) -> None:
+        file = tenants.file
         self._node = file.node
+        self._host = file.host or socket.gethostname()
         self._store = store
         self._bus = bus
         self._job: JobBus = bus.job(file.job)
         self._source = agent_source(file.node)
         self._outbox = FileOutbox(store.directory, collapse=self._node_up, source=self._source)
         self._publisher = Publisher(self._job, self._outbox, source=self._source, boot=store.boot)
-        self._slots: dict[EngineName, Slot] = {}
+        self._tenants = tenants
+        self._slots = tenants.slots
         holdings = Holdings(self._slots, store)
-        slots = [engine.name for engine in file.engines if engine.launcher == "delegated"]
+        slots = tenants.places.delegated
         self._desk = Desk(store.directory, job=file.job, node=file.node, slots=slots) if slots else None
         shared = Shared(
             job=file.job,
             node=file.node,
-            host=file.host or socket.gethostname(),
+            host=self._host,
             store=store,
             http=http,
             clock=bus.clock,
-            say=self._publisher.say,
+            say=self._say,
             ports=holdings.ports,
             memory=Memory(devices, kin=holdings.pids),
             delegated=ByApplication(self._desk, owner_of=holdings.owner_of) if self._desk else None,
         )
-        self._slots.update((engine.name, Slot(engine, shared)) for engine in file.engines)
+        tenants.furnish(shared)
 
-    async def run(self) -> None:
-        """Work until cancelled."""
-        for slot in self._slots.values():
-            slot.adopt()
+    async def run(self, until: Callable[[], Awaitable[None]]) -> None:
+        """Work until cancelled, or until `until` returns."""
+        self._tenants.adopt()
         try:
             async with anyio.create_task_group() as tasks:
-                for slot in self._slots.values():
-                    tasks.start_soon(slot.run)
+                self._tenants.run(tasks)
+                tasks.start_soon(self._tell_room)
                 tasks.start_soon(self._publish)
                 tasks.start_soon(self._pulse)
                 if self._desk is not None:
                     tasks.start_soon(self._desk.run)
-                await self._follow()
+                tasks.start_soon(self._follow)
+                await until()
+                tasks.cancel_scope.cancel()
         except* RelightError as group:
             raise leaves(group)[0] from None
 
@@ -162,8 +169,7 @@ class Agent:
         except* Fenced:
             log.warning("another agent speaks as this node; the last facts stay unsaid")
         finally:
-            for slot in self._slots.values():
-                slot.close()
+            self._tenants.close()
             if self._desk is not None:
                 self._desk.close()
             self._outbox.close()
@@ -181,6 +187,17 @@ class Agent:
         except BusUnavailable as error:
             log.info("the bus is away, so the last pulse stays error=%s", error)
 
+    def _say(self, fact: Fact) -> None:
+        """Publish what an engine's slot says; one that has ended may have made room."""
+        self._publisher.say(fact)
+        if isinstance(fact, EngineStopped | StartFailed):
+            self._tenants.changed()
+
+    async def _tell_room(self) -> None:
+        while True:
+            await self._tenants.room_changed()
+            self._publisher.say(self._node_up())
+
     async def _publish(self) -> None:
         await self._publisher.run(install=True)
 
@@ -188,6 +205,7 @@ class Agent:
         seq = time.time_ns() // 1_000_000  # above that of every earlier life of this boot
         while True:
             seq += 1
+            self._store.beat()
             try:
                 await self._job.pulse(self._source, Pulse(self._store.boot, seq))
             except BusUnavailable:
@@ -214,17 +232,19 @@ class Agent:
     async def _synced(self, snapshot: Snapshot, why: str) -> None:
         log.info("synced why=%s epoch=%d", why, snapshot.epoch)
         self._store.raise_epoch(snapshot.epoch)  # what is said from here on is said under that epoch
+        self._tenants.heard(snapshot.engines)
         if why != "gap":
-            for name, slot in self._slots.items():
-                if name in snapshot.engines and snapshot.engines[name].node == self._node:
-                    await slot.recall(snapshot.engines[name])
+            for name, state in snapshot.engines.items():
+                slot = self._tenants.place_lost(name, state) if self._node in state.nodes else None
+                if slot is not None:
+                    await slot.recall(state)
             await self._enrol()
         if why != "gap" or is_called_silent(snapshot, self._node):
             self._publisher.say(self._node_up())
-        for name in self._slots:
-            state = snapshot.engines.get(name)
-            if state is not None and state.intent is not None and state.intent.epoch >= snapshot.epoch:
-                self._decided(state.intent)  # one of an older epoch is asked for again, not obeyed
+        for state in snapshot.engines.values():
+            for order in (state.intent, *(left.intent for left in state.left)):
+                if order is not None and order.epoch >= snapshot.epoch:
+                    self._decided(order)  # one of an older epoch is asked for again, not obeyed
 
     def _noted(self, entry: Entry) -> None:
         """Not silent at all, only cut off or stopped for a while: what is true is said again."""
@@ -253,8 +273,10 @@ class Agent:
         self._end_lease(decision)
         match decision:
             case StartEngine() | StopEngine():
-                if decision.node == self._node and decision.engine in self._slots:
-                    self._slots[decision.engine].obey(decision)
+                if self._node in parts.addressed(decision):
+                    self._tenants.slot_for(decision).obey(decision)
+                elif isinstance(decision, StartEngine):
+                    self._tenants.started(decision.engine, decision.node)
             case ProbeEngine() | LoadWeights() | VerifyEngine():
                 if decision.engine in self._slots:
                     self._slots[decision.engine].obey(decision)
@@ -280,7 +302,11 @@ class Agent:
             host_boot=self._store.host_boot,
             max_epoch=self._store.known.max_epoch,
             run=self._store.known.run,
-            engines=tuple(slot.report for slot in self._slots.values()),
+            engines=self._tenants.reports,
+            host=self._host,
+            spares=self._tenants.spares(),
+            spare_parts=self._tenants.places.take_parts,
+            each=self._tenants.places.each,
             answers=answers,
         )
 

@@ -15,10 +15,11 @@ from typing import Any, Literal, cast
 
 import msgspec
 
+from relight.agents.node import parts
 from relight.events.errors import UsageError
 from relight.events.ids import EngineName, JobName, NodeName, engine_name, job_name, node_name
 
-PLACEHOLDERS = ("{port}", "{weights}", "{incarnation}")
+PLACEHOLDERS = ("{port}", "{weights}", "{incarnation}", "{head}", "{part}", "{parts}")
 DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """Variables that say which devices an engine may use."""
 
@@ -30,6 +31,17 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     kwargs: dict[str, Any] = {}
 
 
+class FurtherPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One `[[engines.parts]]` table of a job's file: a part of the engine on another node than its head."""
+
+    command: tuple[str, ...]
+    """Argument list, as the engine's own, without a port."""
+    env: dict[str, str] = {}
+    """Laid over the engine's."""
+    ready: str = ""
+    """As `Engine.ready`."""
+
+
 class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One `[[engines]]` table."""
 
@@ -37,8 +49,9 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     kind: Literal["vllm"] = "vllm"
     """The HTTP API that it speaks."""
     command: tuple[str, ...] = ()
-    """Argument list; `{port}`, `{weights}` and `{incarnation}` are filled in, in `env` too. An application
-    that starts the engine gets it too, and may do without."""
+    """Argument list; `{port}`, `{weights}` and `{incarnation}` are filled in, in `env` too, and `{head}`,
+    `{part}` and `{parts}` of an engine over several nodes. An application that starts the engine gets it too,
+    and may do without."""
     env: dict[str, str] = {}
     """Laid over the inherited environment."""
     launcher: Literal["process", "delegated"] = "process"
@@ -66,6 +79,26 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """From SIGTERM to SIGKILL; vLLM needs 0.4 s when it is well."""
     start_s: float | None = None
     """Longest start; none leaves it to the decision's deadline."""
+    part: int = 0
+    """Which part of an engine over several nodes this node holds: 0 is the head, which has the server."""
+    parts: int | tuple[FurtherPart, ...] = 1
+    """How many parts it has, each on a node of its own. A job's file has the further ones themselves here,
+    as `[[engines.parts]]`."""
+    ready: str = ""
+    """Words in the log of a further part that tell that it is up; none takes it as up once it runs."""
+
+
+class Spare(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The `[spare]` table: room for engines whose own nodes are lost."""
+
+    slots: int = 0
+    """How many may come besides those of this node, which leave room here while they are elsewhere."""
+    devices: tuple[str, ...] = ()
+    """What each slot has in place of an engine's own CUDA_VISIBLE_DEVICES; none leaves that as it is."""
+    each: str = ""
+    """What an engine takes up here, for people: `1 GPU`."""
+    engines: tuple[Engine, ...] = ()
+    """Those of other nodes that may come."""
 
 
 class NodeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -77,7 +110,9 @@ class NodeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Directory of this agent alone, on a disk that outlives it."""
     host: str | None = None
     """Name or address under which other machines reach this one; none takes the host's name."""
-    engines: tuple[Engine, ...]
+    engines: tuple[Engine, ...] = ()
+    spare: Spare | None = None
+    """None: no engine of another node may come."""
 
     @property
     def state_path(self) -> Path:
@@ -95,7 +130,7 @@ def load(path: Path) -> NodeFile:
     try:
         file = msgspec.convert(raw, NodeFile)
     except msgspec.ValidationError as error:
-        raise UsageError(f"node file {str(path)!r}: {_with_value(str(error), raw)}") from error
+        raise UsageError(f"node file {str(path)!r}: {with_value(str(error), raw)}") from error
     return checked(file, where=f"node file {str(path)!r}: ")
 
 
@@ -124,21 +159,36 @@ def checked(file: NodeFile, *, where: str, engine_at: str = "$.engines[{}].") ->
     _check_name(node_name, file.node, f"{where}$.node")
     if not file.state_dir:
         raise UsageError(f"{where}$.state_dir '' names no folder")
-    if not file.engines:
+    if not file.engines and not (file.spare and file.spare.slots):
         raise UsageError(f"{where}$.engines is empty: an agent without engines has nothing to do")
-    seen: set[str] = set()
-    for index, engine in enumerate(file.engines):
-        at = where + engine_at.format(index)
+    if file.spare is not None:
+        _check_spare(file.spare, where)
+    seen: set[object] = set()
+    guests = file.spare.engines if file.spare else ()
+    own = len(file.engines)
+    for index, engine in enumerate((*file.engines, *guests)):
+        path = engine_at.format(index) if index < own else f"$.spare.engines[{index - own}]."
+        at = where + path
         _check_name(engine_name, engine.name, f"{at}name")
-        if engine.name in seen:
+        this = engine.name if index < own else (engine.name, engine.part)  # a spare may take any part
+        if seen & {engine.name, this}:
             raise UsageError(f"{at}name {engine.name!r} stands twice")
-        seen.add(engine.name)
+        seen.add(this)
         _check_engine(engine, at)
     ports = [engine.port for engine in file.engines if engine.port is not None]
     for port in ports:
         if ports.count(port) > 1:
             raise UsageError(f"{where}port {port} is given to two engines")
     return file
+
+
+def _check_spare(spare: Spare, where: str) -> None:
+    if spare.slots < 0:
+        raise UsageError(f"{where}$.spare.slots {spare.slots} must be 0 or more")
+    if spare.devices and len(spare.devices) != spare.slots:
+        raise UsageError(f"{where}$.spare.devices has {len(spare.devices)} entries for {spare.slots} slots")
+    if spare.slots and not spare.engines:
+        raise UsageError(f"{where}$.spare.engines is empty: {spare.slots} slots, and no engine may come")
 
 
 def _check_name(name: Callable[[str], str], text: str, at: str) -> None:
@@ -151,6 +201,7 @@ def _check_name(name: Callable[[str], str], text: str, at: str) -> None:
 def _check_engine(engine: Engine, at: str) -> None:
     if "cold" not in engine.how:
         raise UsageError(f"{at}how {list(engine.how)} is not supported yet without 'cold'")
+    parts.check(engine, at)
     words = (*engine.command, *engine.env.values())
     if engine.launcher == "process":
         _check_command(engine, words, at)
@@ -177,7 +228,7 @@ def _check_command(engine: Engine, words: Sequence[str], at: str) -> None:
     program = engine.command[0]
     if shutil.which(program, path=engine.env.get("PATH")) is None:
         raise UsageError(f"{at}command[0] {program!r} is no program that can be run")
-    if engine.port is None and not any("{port}" in word for word in words):
+    if not engine.part and engine.port is None and not any("{port}" in word for word in words):
         raise UsageError(f"{at}command {list(engine.command)} has no {{port}}, and no `port` is given")
 
 
@@ -241,7 +292,7 @@ def _number(text: str) -> float:
         return 0.0
 
 
-def _with_value(message: str, raw: Mapping[str, Any]) -> str:
+def with_value(message: str, raw: Mapping[str, Any]) -> str:
     """msgspec's message with the offending value: `Expected …, got … - at `$.engines[0].port``."""
     path = re.search(r"at `\$([^`]*)`", message)
     value: Any = raw

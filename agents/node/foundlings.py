@@ -83,6 +83,8 @@ def recall(owned: Owned, state: EngineState) -> bool:
     incarnation = state.incarnation
     if isinstance(state.intent, LoadWeights):
         return False
+    if owned.config.part:
+        return _recall_part(owned, state)
     if owned.record.phase != "absent" or incarnation not in owned.foundlings or state.address is None:
         return False
     if not state.processes or any(proc.liveness(each) is not Liveness.ALIVE for each in state.processes):
@@ -106,6 +108,36 @@ def recall(owned: Owned, state: EngineState) -> bool:
         version=state.version,
         digest=state.digest,
         members=tuple(Member(process, "other") for process in state.processes),
+    )
+    owned.watch()
+    owned.foundlings.clear()
+    owned.save(members=owned.members())
+    return True
+
+
+def _recall_part(owned: Owned, state: EngineState) -> bool:
+    """The same of a further part, which has no server."""
+    incarnation = state.incarnation
+    part = state.parts[owned.config.part - 1] if owned.config.part <= len(state.parts) else None
+    if part is None or part.node != owned.shared.node or part.up != incarnation:
+        return False
+    if owned.record.phase != "absent" or incarnation not in owned.foundlings or not part.processes:
+        return False
+    marked = marks_of(owned, incarnation, part.processes)
+    if any(proc.liveness(each) is not Liveness.ALIVE for each in part.processes):
+        return False
+    if marked.leader not in part.processes:  # without the one that was started its end would not be noticed
+        return False
+    owned.note(
+        incarnation=incarnation,
+        phase="up",
+        dead=False,
+        paused=False,
+        tag=marked.tag,
+        tmpdir=marked.tmpdir,
+        leader=marked.leader,
+        host_boot=owned.shared.store.host_boot,
+        members=(Member(marked.leader, "leader"),),
     )
     owned.watch()
     owned.foundlings.clear()

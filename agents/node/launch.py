@@ -11,7 +11,7 @@ import stat
 import time
 from pathlib import Path
 
-from relight.agents.node import environ, ports, proc, sockets
+from relight.agents.node import environ, parts, ports, proc, sockets
 from relight.agents.node.config import base_model
 from relight.agents.node.errors import StartFailure
 from relight.agents.node.logs import Pump
@@ -35,7 +35,7 @@ def prepare(owned: Owned, order: StartEngine) -> None:
     """Write down what is about to be started. Raises StartFailure where there is no port for it."""
     tag = owned.tag(order.incarnation)
     port = owned.config.port
-    if port is None:
+    if port is None and not owned.config.part:
         try:
             port = ports.pick(owned.shared.ports())
         except ports.NoPort as error:
@@ -68,7 +68,7 @@ def prepare(owned: Owned, order: StartEngine) -> None:
         ended=None,
         then="restart",
     )
-    if owned.config.port is not None and not ports.bindable(port):
+    if owned.config.port is not None and port is not None and not ports.bindable(port):
         raise StartFailure("EADDRINUSE", f"port {port} is held by {holder(port)}")
 
 
@@ -93,9 +93,10 @@ def local_url(host: str, port: int | None) -> str:
 
 def words_of(owned: Owned, weights: Path | None) -> dict[str, str]:
     """What the placeholders of the node file stand for in the prepared incarnation."""
-    where = weights or base_model(owned.config)
+    where, start = weights or base_model(owned.config), owned.record.start
     return {
-        "port": str(owned.record.port),
+        **({} if owned.record.port is None else {"port": str(owned.record.port)}),
+        **parts.words(owned.config, (start.head if start else "") or owned.shared.host),
         "incarnation": str(owned.record.incarnation),
         **({"weights": str(where)} if where else {}),
     }

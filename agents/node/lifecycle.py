@@ -9,13 +9,13 @@ import logging
 import anyio
 import msgspec
 
-from relight.agents.node import evidence, foundlings, launcher, stall, start, stop
+from relight.agents.node import evidence, foundlings, launcher, part, stall, start, stop
 from relight.agents.node.config import device
 from relight.agents.node.errors import NotProven, StartFailure, unproven
 from relight.agents.node.owned import Owned
 from relight.events.decisions import StartEngine, StopEngine
 from relight.events.facts import EngineDead, EngineStopped, StartFailed, StopFailed
-from relight.events.values import Cause, Proof
+from relight.events.values import Cause, Process, Proof
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +38,12 @@ async def begin(owned: Owned, order: StartEngine) -> None:
             begun = await _clear(owned, order.incarnation)
     except NotProven as error:
         text = f"incarnation {record.incarnation} is not gone: {error}"
-        owned.shared.say(_start_failed(order, StartFailure("predecessor", text), Proof()))
+        owned.shared.say(_start_failed(owned, order, StartFailure("predecessor", text), Proof()))
         return
     if begun is not None:
         owned.note(incarnation=order.incarnation)
         lost = StartFailure("interrupted", "it was being started, and the record of that was lost")
-        _ended(owned, _start_failed(order, lost, begun))
+        _ended(owned, _start_failed(owned, order, lost, begun))
         return
     try:
         await start.start(owned, order)
@@ -93,6 +93,7 @@ async def failed(owned: Owned, error: StartFailure, order: StartEngine) -> None:
             EngineDead(
                 engine=owned.name,
                 incarnation=order.incarnation,
+                node=owned.shared.node,
                 cause=Cause.START,
                 detail=detail,
                 device=device(owned.config),
@@ -100,16 +101,17 @@ async def failed(owned: Owned, error: StartFailure, order: StartEngine) -> None:
         )
         owned.save(phase="up", dead=True)
         return
-    fact = _start_failed(order, error, proof)
+    fact = _start_failed(owned, order, error, proof)
     if error.cause in MAY_BE_ITS_DEVICE:
         fact = msgspec.structs.replace(fact, device=device(owned.config))
     _ended(owned, fact)
 
 
-def _start_failed(order: StartEngine, error: StartFailure, proof: Proof) -> StartFailed:
+def _start_failed(owned: Owned, order: StartEngine, error: StartFailure, proof: Proof) -> StartFailed:
     return StartFailed(
         engine=order.engine,
         incarnation=order.incarnation,
+        node=owned.shared.node,
         cause=error.cause,
         retryable=error.retryable,
         detail=error.detail,
@@ -141,7 +143,7 @@ async def end_present(owned: Owned) -> None:
     drains = well and not owned.record.paused and not owned.hurried
     if order is not None and order.drain_s > 0 and drains:
         with anyio.move_on_after(order.drain_s) as owned.drain:
-            await stall.drained(owned)
+            await (part.ended if owned.config.part else stall.drained)(owned)
     await evidence.gathered(owned)
     grace_s = min(owned.config.grace_s, within_s / 2) if well and not owned.hurried else 0.0
     try:
@@ -163,7 +165,7 @@ async def _end_another(owned: Owned, order: StopEngine) -> None:
         proof = await foundlings.prove_gone(
             owned,
             order.incarnation,
-            order.processes,
+            _processes_here(owned, order),
             within_s=owned.seconds_until(order.deadline, at_least=LEAST_S),
         )
     except NotProven as error:
@@ -176,6 +178,12 @@ async def _end_another(owned: Owned, order: StopEngine) -> None:
         _ended(owned, fact, then=order.then)
     else:
         owned.shared.say(fact)
+
+
+def _processes_here(owned: Owned, order: StopEngine) -> tuple[Process, ...]:
+    """What the orchestrator knows of it on this node."""
+    here = (place for place in order.others if place.node == owned.shared.node)
+    return next((place.processes for place in here), order.processes)
 
 
 def _stopped(owned: Owned, order: StopEngine | None, proof: Proof) -> EngineStopped:
@@ -195,6 +203,7 @@ def _not_stopped(owned: Owned, error: NotProven, order: StopEngine | None) -> No
         StopFailed(
             engine=owned.name,
             incarnation=incarnation,
+            node=owned.shared.node,
             cause=error.cause,
             detail=error.detail,
             answers=order.id if order else None,

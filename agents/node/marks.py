@@ -76,6 +76,18 @@ def folder_of(tag: str) -> Path:
     return Path(base) / f"relight-{hashlib.sha256(tag.encode()).hexdigest()[:14]}"
 
 
+def engines_of(slot: str) -> set[str]:
+    """Names of the engines of which live processes bear a tag of this slot's agent."""
+    tag = re.compile(re.escape(f"relight.{slot}.") + r"([a-z0-9-]+)\.\d+")
+    stats = proc.all_stats()
+    return {
+        told[1]
+        for _, worn in _marked(stats, stats.values())
+        for text in (*(word.decode(errors="replace") for word in worn.words), worn.title)
+        if (told := tag.match(text.removeprefix(f"{TAG}=")))
+    }
+
+
 def family(slot: str, engine: EngineName) -> dict[int, list[Process]]:
     """Live processes that bear a tag of any incarnation of the engine, by incarnation."""
     tag = re.escape(f"relight.{slot}.{engine}.") + r"(\d+)"

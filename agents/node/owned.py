@@ -17,6 +17,7 @@ from relight.agents.adapters.vllm import Client
 from relight.agents.node import canary, marks, proc, shm
 from relight.agents.node.config import Engine
 from relight.agents.node.devices import Memory
+from relight.agents.node.errors import StartFailure
 from relight.agents.node.helper import Helper
 from relight.agents.node.logs import Pump
 from relight.agents.node.marks import Marks
@@ -78,6 +79,8 @@ class Owned:
         self.grace = anyio.CancelScope()
         """Cancelled to end the wait between SIGTERM and SIGKILL."""
         self.hurried = False
+        self.refused: StartFailure | None = None
+        """Why it is not to be started here, whoever asks."""
         self.stage = ""
         """What its start waits for, for people."""
         self.oom_kills: int | None = None
@@ -227,6 +230,10 @@ class Owned:
 
     def report(self) -> EngineReport:
         """What is seen of it now."""
+        assert isinstance(self.config.parts, int), "node files are checked"
+        return msgspec.structs.replace(self._report(), part=self.config.part, parts=self.config.parts)
+
+    def _report(self) -> EngineReport:
         record, living = self.record, self.living
         if self.foundlings:
             incarnation = max(self.foundlings)

@@ -5,6 +5,7 @@ finds the state directory can take up any step again. One process at a time hold
 """
 
 import fcntl
+import logging
 import os
 import secrets
 import time
@@ -25,6 +26,8 @@ from relight.events.facts import EngineStopped, StartFailed
 from relight.events.ids import BootId, EngineName
 from relight.events.values import Canary, Process
 from relight.events.version import Version
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -120,6 +123,13 @@ class Store:
     def close(self) -> None:
         os.close(self._lock)
 
+    def beat(self) -> None:
+        """Show that this process works: the lock's file changes. What watches the agent may look at that."""
+        try:
+            os.utime(self._lock)
+        except OSError as error:  # of a disk that fails, which is no reason to let go of engines
+            log.debug("no sign of life in the state directory error=%s", error)
+
     def _boot(self) -> BootId:
         path = self.directory / "boot"
         if not path.exists():
@@ -131,6 +141,14 @@ class Store:
         if known != self.known:
             write(self.directory / "agent.json", codec.to_json(known).encode())
             self.known = known
+
+    def stays(self, kind: type[T], none: T) -> T:
+        """What was kept of engines that are not at their own places."""
+        return self._read(self.directory / "stays.json", kind) or none
+
+    def keep_stays(self, stays: object) -> None:
+        """Remember where such engines are, on disk when this returns."""
+        write(self.directory / "stays.json", codec.to_json(stays).encode())
 
     def raise_epoch(self, epoch: int) -> None:
         """Remember the highest epoch, before a decision of it is obeyed."""

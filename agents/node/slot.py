@@ -129,6 +129,8 @@ class Slot:
                 await lifecycle.begin(self.owned, command)
             case StopEngine():
                 await lifecycle.end(self.owned, command)
+            case _ if self.owned.config.part:
+                log.info("that is the head's to do engine=%s.%d", command.engine, command.incarnation)
             case _ if not self.owned.up or command.incarnation != self.owned.record.incarnation:
                 log.info("that incarnation is not up engine=%s.%d", command.engine, command.incarnation)
             case ProbeEngine():
@@ -181,6 +183,8 @@ class Slot:
     async def _ask_paused(self) -> None:
         """What the record cannot know: an agent may die between a call and its note."""
         owned = self.owned
+        if owned.config.part:
+            return
         try:
             owned.save(paused=await owned.client.is_paused(within_s=ASK_S))
         except (EngineUnreachable, EngineRefused) as error:
@@ -192,7 +196,7 @@ class Slot:
         if not self.owned.up:
             return
         if exited.role not in VITAL:
-            self._look = True
+            self._look = self.owned.config.part == 0
             self._wake.set()
             return
         self._inquest.hear(exited)
@@ -231,6 +235,7 @@ class Slot:
             EngineDead(
                 engine=owned.name,
                 incarnation=owned.record.incarnation,
+                node=owned.shared.node,
                 cause=verdict.cause,
                 exit_code=verdict.status.code,
                 signal=verdict.status.signal,

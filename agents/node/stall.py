@@ -1,7 +1,8 @@
 """Watching an engine whose processes live: one question at a time to its core, and its counters.
 
 The question stays open as long as the core is silent, so that questions never pile up in an engine that is
-ill. While the engine is starting, stopping, loading or lent to a trainer's push nothing is judged.
+ill. While the engine is starting, stopping, loading or lent to a trainer's push nothing is judged. Nor is a
+further part of an engine over several nodes ever: it has no server, and a hang of it is seen at the head.
 """
 
 import errno
@@ -26,6 +27,8 @@ TICK_S = 1.0
 """Between two looks, or a fifth of the engine's `stall_s`. An idle engine costs one small request a tick."""
 LOOK_EVERY = 30
 """Ticks between two searches for processes and shared memory that came after the start."""
+LOOK_AT_PART_EVERY = 3
+"""The same of a further part, of which processes are all that is seen."""
 COUNTERS_EVERY = 5
 """Ticks between two readings of /metrics while the core answers; each tick when it does not."""
 STOOD_STILL = 3.0
@@ -74,8 +77,15 @@ class Watchman:
                 ticks, now = ticks + 1, _now()
                 if now - asleep > STOOD_STILL * self._tick_s:
                     self._vigil = None  # this process stood still, and perhaps all others did
-                if self._watched(now):
+                if self._owned.config.part:
+                    self._look_at_part(ticks)
+                elif self._watched(now):
                     await self._tick(tasks, ticks)
+
+    def _look_at_part(self, ticks: int) -> None:
+        """Its workers come after its start was told, and the end of any of them is the engine's."""
+        if self._owned.up and ticks % LOOK_AT_PART_EVERY == 0:
+            self._owned.look_around()
 
     def _watched(self, now: float) -> bool:
         owned = self._owned

@@ -14,6 +14,7 @@ from relight.agents.adapters.vllm import EngineRefused, EngineUnreachable
 from relight.agents.node import (
     launch,
     launcher,
+    part,
     patience,
     ports,
     selftest,
@@ -45,6 +46,9 @@ CALL_S = 30.0
 async def start(owned: Owned, order: StartEngine) -> None:
     """Start what `order` says and publish EngineStarted. Raises StartFailure, with what it left alive."""
     began = monotonic_ms()
+    if refused := owned.refused or _misplaced(owned, order):
+        launch.prepare(owned, order)
+        raise refused
     within_s = owned.seconds_until(order.deadline)
     if owned.config.start_s is not None:
         within_s = min(within_s, owned.config.start_s)
@@ -58,6 +62,15 @@ async def start(owned: Owned, order: StartEngine) -> None:
         raise StartFailure("deadline", f"not up within {within_s:.0f} s: {owned.stage}") from error
     except OSError as error:  # descriptors or disk have run out
         raise StartFailure("resources", f"{owned.stage}: {error}") from error
+
+
+def _misplaced(owned: Owned, order: StartEngine) -> StartFailure | None:
+    """Why the part that this node holds is not the one that is to be started here."""
+    nodes, config = (order.node, *order.parts), owned.config
+    if len(nodes) == config.parts and nodes[config.part] == owned.shared.node:
+        return None
+    text = f"the node file of {owned.shared.node} has part {config.part} of {config.parts}, counted from 0"
+    return StartFailure("parts", f"{text}; it is to be started at {', '.join(nodes)}", retryable=False)
 
 
 async def _start(owned: Owned, order: StartEngine, began: float) -> None:
@@ -75,7 +88,7 @@ async def _start(owned: Owned, order: StartEngine, began: float) -> None:
             await stop.prove_present_gone(owned, grace_s=0, within_s=30.0)
     owned.look_around()
     seconds = (monotonic_ms() - began) / 1000.0
-    owned.save(phase="up", seconds=seconds, good_start_s=seconds)
+    owned.save(phase="up", seconds=seconds, good_start_s=seconds, paused=owned.config.part == 0)
     owned.shared.say(started(owned, order))
     told = owned.record
     log.info(
@@ -87,11 +100,11 @@ async def _start(owned: Owned, order: StartEngine, began: float) -> None:
 def started(owned: Owned, order: StartEngine) -> EngineStarted:
     """The fact that answers `order`, from the record."""
     record = owned.record
-    assert record.address is not None
     return EngineStarted(
         engine=owned.name,
         incarnation=record.incarnation,
-        address=record.address,
+        node=owned.shared.node,
+        address=record.address or "",
         how="cold",
         weights=record.started_on,
         processes=owned.living,
@@ -120,19 +133,27 @@ async def _bring_up(owned: Owned, order: StartEngine) -> None:
         async with anyio.create_task_group() as tasks:
             if weights is not None and first.on_weights:
                 tasks.start_soon(partial(_check_weights, owned, order))
-            await _serving(owned, first)
+            await (part.running if owned.config.part else _serving)(owned, first)
     except* StartFailure as group:
         raise leaves(group)[0] from None
     if weights is not None and first.on_weights:
-        try:
-            await owned.client.set_label(str(weights.version), within_s=CALL_S)
-        except (EngineUnreachable, EngineRefused) as error:
-            raise StartFailure("label", str(error)) from error
+        await _label(owned, str(weights.version))
         owned.note(
             started_on=weights.version, version=weights.version, digest=weights.digest, uri=weights.uri
         )
+    if owned.config.part:  # what it does and does not reload is seen at the head
+        return
     owned.stage = "it is up, and its reload is tried"
     owned.note(reloads=await selftest.learn(owned, folder if first.on_weights else None))
+
+
+async def _label(owned: Owned, version: str) -> None:
+    if owned.config.part:  # the whole has its label at the head
+        return
+    try:
+        await owned.client.set_label(version, within_s=CALL_S)
+    except (EngineUnreachable, EngineRefused) as error:
+        raise StartFailure("label", str(error)) from error
 
 
 async def _check_weights(owned: Owned, order: StartEngine) -> None:

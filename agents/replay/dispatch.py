@@ -31,7 +31,8 @@ log = logging.getLogger(__name__)
 
 SUSPICION_S = 30.0
 """A suspected route that no decision has named for that long is tried again: the orchestrator may be away,
-or the failure may not have been the engine's."""
+or the failure may not have been the engine's. So is one that failed again after the orchestrator had found it
+well: it is not reached from here."""
 
 RETRY_S = 1.0
 
@@ -164,6 +165,7 @@ class Dispatch:
 
     def seated(self, boarded: Boarded) -> None:
         """Its first token has come: another replay may follow."""
+        boarded.route.doubts = 0
         if boarded.boarding:
             boarded.boarding = False
             boarded.route.boarding -= 1

@@ -152,7 +152,13 @@ class Generation:
         try:
             await self._check_seam(aloft)
             errand = Errand(
-                self._http, found.address, self._call, aloft.ask, aloft.request_id, after_s=put_off_s
+                self._http,
+                found.address,
+                found.key,
+                self._call,
+                aloft.ask,
+                aloft.request_id,
+                after_s=put_off_s,
             )
             await self._speech.send(aloft.flight, errand)
         except Interrupted as cut:

@@ -5,10 +5,11 @@ are none of them.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
 from relight.agents.replay.tally import Book
+from relight.events import exposition
 
 Labels = tuple[str, ...]
 
@@ -109,29 +110,12 @@ METRICS: tuple[Metric, ...] = (
 
 def text(book: Book) -> str:
     """All of them, in the text format of version 0.0.4."""
-    return "".join(line + "\n" for metric in METRICS for line in _lines(metric, book))
-
-
-def _lines(metric: Metric, book: Book) -> Iterator[str]:
-    yield f"# HELP {metric.name} {metric.help}"
-    yield f"# TYPE {metric.name} {metric.kind}"
-    for values, found in sorted(metric.read(book).items()):
-        pairs = [(name, str(value)) for name, value in zip(metric.labels, values, strict=True)]
-        if isinstance(found, int):
-            yield f"{metric.name}{_named(pairs)} {found}"
-            continue
-        total = sum(found.values())
-        for bound in metric.bounds:
-            below = sum(count for value, count in found.items() if value <= bound)
-            yield f"{metric.name}_bucket{_named([*pairs, ('le', f'{bound:g}')])} {below}"
-        yield f"{metric.name}_bucket{_named([*pairs, ('le', '+Inf')])} {total}"
-        yield f"{metric.name}_sum{_named(pairs)} {sum(value * count for value, count in found.items()):g}"
-        yield f"{metric.name}_count{_named(pairs)} {total}"
-
-
-def _named(pairs: Iterable[tuple[str, str]]) -> str:
-    inside = ",".join(f'{name}="{value}"' for name, value in pairs)
-    return f"{{{inside}}}" if inside else ""
+    return exposition.text(
+        exposition.Family(
+            metric.name, metric.kind, metric.help, metric.labels, metric.read(book), metric.bounds
+        )
+        for metric in METRICS
+    )
 
 
 def _yes(value: bool) -> str:

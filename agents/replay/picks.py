@@ -48,6 +48,12 @@ class Picks:
         route.suspects += wanted.suspect
         return route
 
+    def forget_sessions(self) -> int:
+        """Each session chooses anew; how many had a route."""
+        known = len(self._sessions)
+        self._sessions.clear()
+        return known
+
     def _choose(self, usable: list[Route], wanted: Wanted) -> Route:
         if wanted.suspect:
             return self._least(usable)

@@ -21,6 +21,7 @@ class Route:
     __slots__ = (
         "address",
         "boarding",
+        "doubts",
         "in_flight",
         "key",
         "moves",
@@ -41,6 +42,8 @@ class Route:
         """Turns among them that were in flight in two deaths."""
         self.suspected = False
         """A client saw it fail, and no decision has named it since."""
+        self.doubts = 0
+        """Suspicions in a row, without a token in between."""
         self.moving = False
         """A sync or load that names it is under way: what it samples now is of no certain version."""
         self.moves = 0

@@ -119,9 +119,13 @@ class Routes:
     def _add(self, key: Key, decision: RouteAdded) -> list[Change]:
         if key.incarnation < self._highest.get(key.engine, 0):
             return []
+        before = self._routed.get(key.engine)
+        known = (before.key, before.address, before.version) if before is not None else None
         changes = self._stand(key, decision.address, decision.version)
         route = self._routed[key.engine]
-        route.moving = route.suspected = False
+        # It is well, and not reached from here: what is told once more changes nothing of that.
+        stays = known == (key, decision.address, decision.version) and route.doubts > 1
+        route.moving, route.suspected = False, route.suspected and stays
         return changes
 
     def _fence(self, key: Key, decision: RouteFenced) -> list[Change]:
@@ -207,6 +211,7 @@ class Routes:
         """Pass `route` over until a decision names it; whether that is new."""
         new = not route.suspected and self._routed.get(route.key.engine) is route
         route.suspected = True
+        route.doubts += new
         return new
 
     def release(self, route: Route, wanted: Wanted = ANY, *, boarding: bool = False) -> None:

@@ -6,6 +6,7 @@ import aiohttp
 
 from relight.agents.replay.ledger import Ask
 from relight.agents.replay.limits import Call
+from relight.agents.replay.route import Key
 from relight.agents.replay.stream import Flight
 
 
@@ -14,6 +15,8 @@ class Errand(NamedTuple):
 
     http: aiohttp.ClientSession
     address: str
+    key: Key
+    """Whose address that is."""
     call: Call
     ask: Ask
     request_id: str

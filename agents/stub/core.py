@@ -17,6 +17,7 @@ import msgspec
 from relight.agents.stub import wire
 from relight.agents.stub.calls import CallFailed, answer
 from relight.agents.stub.link import WorkerLink, open_link
+from relight.agents.stub.part import PartLinks
 from relight.agents.stub.processes import compile_for, connected_child
 from relight.agents.stub.scheduler import Scheduler, Sequence
 from relight.agents.stub.settings import Settings
@@ -40,6 +41,7 @@ class Core:
 
     def __init__(self, settings: Settings, server: asyncio.StreamWriter, worker: WorkerLink) -> None:
         self.worker = worker
+        self.parts = PartLinks()
         self.settings = settings
         self.knobs = settings.knobs
         self.scheduler = Scheduler(settings.max_num_seqs)
@@ -65,7 +67,7 @@ class Core:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.worker.hear())
             self.worker.set(self.settings)
-            error = await self._load(self.settings.model)
+            error = await self._load(self.settings.model) or await self.parts.gather(self.settings)
             if self.knobs.slow_start_s:
                 await asyncio.sleep(self.knobs.slow_start_s)
             self.send(wire.Up(error or self.knobs.start_fails))
@@ -147,6 +149,7 @@ class Core:
                 await self._work.wait()
                 due = loop.time()
             await self.worker.ask(Ask("step"))
+            await self.parts.step()
             if self.scheduler.runnable:
                 made, admitted = self.scheduler.step(self.digest, self._budget)
                 self.report(made, admitted)

@@ -38,6 +38,8 @@ class Knobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Seconds after which strays and port holders end by themselves, so that no test run leaves any."""
     orphan_s: float = 300.0
     """Seconds after which a core whose server is gone ends by itself."""
+    outlives_head: bool = False
+    """A further part lives on when its head is gone, and ends after `orphan_s` only. Start only."""
     print_mib: float = 0.0
     """MiB written to stdout once ready, by the server itself: an undrained pipe blocks it. Start only."""
     shm_line_s: float = 0.0

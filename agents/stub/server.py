@@ -13,6 +13,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from relight.agents.stub import part
 from relight.agents.stub.processes import connected_child, end, leave_socket, spawn
 from relight.agents.stub.settings import Settings, parse
 
@@ -27,6 +28,8 @@ _EARLY_EXIT_S = 0.2  # a core that could not start ends within
 def main() -> None:
     """Run one stub engine until it ends."""
     settings = parse(sys.argv[1:])
+    if settings.headless:
+        part.main(settings)
     with contextlib.ExitStack() as stack:
         listener = _bind(settings)
         signal.signal(signal.SIGTERM, signal.SIG_IGN if settings.knobs.ignore_sigterm else _leave_early)

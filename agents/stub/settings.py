@@ -14,7 +14,8 @@ import msgspec
 from relight.agents.stub.knobs import Knobs
 
 _IGNORED_FLAGS = ("--skip-tokenizer-init", "--enforce-eager", "--enable-scale-out", "--trust-remote-code")
-_IGNORED_VALUES = ("--dtype", "--tensor-parallel-size", "--gpu-memory-utilization", "--seed")
+_IGNORED_VALUES = ("--dtype", "--tensor-parallel-size", "--gpu-memory-utilization", "--seed",
+                   "--pipeline-parallel-size", "--distributed-executor-backend")  # fmt: skip
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +45,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt plus budget over `max_model_len`: a 400, or a budget cut in silence as the CPU build does."""
     load_format: Literal["auto", "safetensors", "dummy"]
     """`dummy` starts without values; reloads answer 500 until update_config says otherwise."""
+    nnodes: int
+    """Over how many nodes the engine goes; its head is up when the others have come."""
+    node_rank: int
+    """Which of them this is; 0 is the head."""
+    master_addr: str
+    """Where the others meet the head."""
+    master_port: int
+    """The head's port for that, as vLLM's by default."""
+    headless: bool
+    """A further part: a worker of the head's engine, without a server of its own."""
     title: str
     """Prefix of the process titles, from VLLM_PROCESS_NAME_PREFIX."""
     knobs: Knobs
@@ -70,6 +81,11 @@ def parse(argv: Sequence[str]) -> Settings:
     parser.add_argument("--shutdown-timeout", type=float, default=0.0, dest="shutdown_timeout_s")
     parser.add_argument("--over-length", choices=("refuse", "clamp"), default="refuse")
     parser.add_argument("--load-format", choices=("auto", "safetensors", "dummy"), default="auto")
+    parser.add_argument("--nnodes", type=int, default=1)
+    parser.add_argument("--node-rank", type=int, default=0)
+    parser.add_argument("--master-addr", default="127.0.0.1")
+    parser.add_argument("--master-port", type=int, default=29501)
+    parser.add_argument("--headless", action="store_true")
     for flag in _IGNORED_FLAGS:
         parser.add_argument(flag, action="store_true", dest="_ignored")
     for flag in _IGNORED_VALUES:
@@ -78,6 +94,8 @@ def parse(argv: Sequence[str]) -> Settings:
     for field in fields:
         _add_knob(parser, field)
     values = vars(parser.parse_args(argv))
+    if not 0 <= values["node_rank"] < values["nnodes"] or values["headless"] != (values["node_rank"] > 0):
+        parser.error(f"--node-rank {values['node_rank']} of --nnodes {values['nnodes']}: others are headless")
     values.pop("_ignored")
     values["knobs"] = Knobs(**{field.name: values.pop(field.name) for field in fields})
     values["served_model_name"] = values["served_model_name"] or values["model"]

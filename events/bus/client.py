@@ -4,6 +4,7 @@ The library's own retries are off: a plain XADD that is retried after a lost rep
 twice. A blocked reader's socket time-out is above its BLOCK, or it would break an idle stream.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -24,6 +25,7 @@ from relight.events.bus.job import JobBus, Reader
 from relight.events.bus.outages import Outages
 from relight.events.bus.roll import Roll, stamp_of
 from relight.events.bus.streams import BLOCK_MS
+from relight.events.bus.survey import Survey
 from relight.events.errors import BusUnavailable, UsageError
 from relight.events.ids import JobName, job_name
 
@@ -73,6 +75,10 @@ class Bus:
     def roll(self) -> Roll:
         """Calls over many jobs at once."""
         return Roll(self, self._commands)
+
+    def survey(self) -> Survey:
+        """Reading many jobs at once, for those who only look."""
+        return Survey(self, self._commands)
 
     def reader(self) -> Reader:
         """A client for one blocked reader, closed with the bus."""
@@ -171,9 +177,13 @@ class Bus:
 
 async def _closed(*clients: Reader) -> None:
     """Close connections also where the caller was cancelled."""
-    with anyio.move_on_after(COMMAND_TIMEOUT_S, shield=True):
+    with anyio.move_on_after(COMMAND_TIMEOUT_S, shield=True) as scope:
         for client in clients:
-            await client.aclose()
+            try:
+                await client.aclose()
+            except asyncio.CancelledError:  # of redis-py's own task, in which anyio does not see its own
+                if not scope.cancel_called:
+                    raise
 
 
 @asynccontextmanager

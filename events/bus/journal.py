@@ -13,7 +13,7 @@ import msgspec
 
 from relight.events import codec
 from relight.events.bus import streams
-from relight.events.bus.job import JobBus
+from relight.events.bus.job import JobBus, Reader
 from relight.events.bus.streams import position
 from relight.events.envelope import Entry
 from relight.events.errors import Undecodable
@@ -65,11 +65,14 @@ def _ties(entry: Entry) -> _Ties:
 
 
 class Journal:
-    """A cursor in both streams of one job. `next()` is safe to cancel; after an error it goes on."""
+    """A cursor in both streams of one job. `next()` is safe to cancel; after an error it goes on.
 
-    def __init__(self, job: JobBus, *, after: EntryId = BEGINNING) -> None:
+    `reader`: a client for blocked readers that others share; without it one of its own.
+    """
+
+    def __init__(self, job: JobBus, *, after: EntryId = BEGINNING, reader: Reader | None = None) -> None:
         self._job = job
-        self._reader = job.bus.reader()
+        self._reader = reader or job.bus.reader()
         self._after = {job.keys.facts: after, job.keys.decisions: after}
 
     async def tail(self, *, count: int) -> list[Entry]:

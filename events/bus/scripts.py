@@ -136,3 +136,27 @@ local text = string.format('%.0f', run)
 redis.call('SET', KEYS[1], text)
 return text
 """
+
+GLANCE = """
+-- KEYS state, lease, facts, parked. ARGV most. Reads only: where the job stands, who holds it, and how many
+-- facts (up to `most`) no commit has consumed yet.
+local at = redis.call('HMGET', KEYS[1], 'commit', 'epoch', 'tail', 'cursor')
+local behind = redis.call('XRANGE', KEYS[3], '(' .. (at[4] or '0-0'), '+', 'COUNT', ARGV[1])
+local lease, left = redis.call('GET', KEYS[2]), redis.call('PTTL', KEYS[2])
+local parked = redis.call('XLEN', KEYS[4])
+return {at[1] or '0', at[2] or '0', at[3] or '0-0', lease or '', left, parked, #behind}
+"""
+
+FIND = """
+-- KEYS stream. ARGV after, most, types. Reads only: looks at up to `most` entries behind `after`; how many
+-- there were, the id of the last one, and those of these types.
+local wanted, found = {}, {}
+for at = 3, #ARGV do wanted[ARGV[at]] = true end
+local entries = redis.call('XRANGE', KEYS[1], '(' .. ARGV[1], '+', 'COUNT', ARGV[2])
+for _, entry in ipairs(entries) do
+  for at = 1, #entry[2], 2 do
+    if entry[2][at] == 'type' and wanted[entry[2][at + 1]] then found[#found + 1] = entry end
+  end
+end
+return {#entries, #entries > 0 and entries[#entries][1] or ARGV[1], found}
+"""

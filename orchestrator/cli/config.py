@@ -11,13 +11,18 @@ from relight.orchestrator import settings
 from relight.orchestrator.cli import printing
 
 _OF_NODE = {"job", "node", "state_dir", "engines"}
+_OF_JOB = "ray"
 _OF_ORCHESTRATOR = {"defaults", "jobs"}
 
 
 def run(args: Namespace) -> int:
     path = Path(args.file)
     snapshots = Path(args.snapshots) if args.snapshots else None
-    found = _node(path, snapshots) if _is_node_file(path) else _orchestrator(path)
+    keys = _keys(path)
+    if _OF_JOB in keys:
+        found = _job(path)
+    else:
+        found = _node(path, snapshots) if _is_node_file(path, keys) else _orchestrator(path)
     if args.format == "json":
         printing.as_json(found)
     else:
@@ -26,21 +31,38 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def _is_node_file(path: Path) -> bool:
+def _keys(path: Path) -> set[str]:
     try:
-        keys = set(tomllib.loads(path.read_text()))
+        return set(tomllib.loads(path.read_text()))
     except OSError as error:
         raise UsageError(f"configuration {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"configuration {path}: {error}") from error
+
+
+def _is_node_file(path: Path, keys: set[str]) -> bool:
     if keys & _OF_NODE:
         return True
     if keys & _OF_ORCHESTRATOR:
         return False
     raise UsageError(
         f"configuration {path} is neither a node file (job, node, state_dir, [[engines]])"
-        " nor an orchestrator's file ([defaults], [jobs.NAME])"
+        " nor a job's file for Ray ([[engines]], [ray]) nor an orchestrator's file ([defaults], [jobs.NAME])"
     )
+
+
+def _job(path: Path) -> dict[str, object]:
+    from relight.agents.adapters.ray import jobfile
+
+    file = jobfile.load(path)
+    bundles = range(file.all_bundles)
+    return {
+        "file": str(path),
+        "kind": "job",
+        "job": file.job,
+        "each bundle": jobfile.shown(file.ray.resources),
+        "bundles": [[engine.name for engine in file.dealt(bundle)] or "spare" for bundle in bundles],
+    }
 
 
 def _node(path: Path, snapshots: Path | None) -> dict[str, object]:

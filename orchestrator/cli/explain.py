@@ -8,6 +8,7 @@ from relight.events.ids import EngineName, RecoveryId
 from relight.events.schema import EngineState
 from relight.orchestrator import chronicle
 from relight.orchestrator.cli import printing, reach, running
+from relight.orchestrator.core.moves import no_spare
 
 WINDOW = 20_000
 """Newest entries of each stream that are looked through."""
@@ -16,15 +17,16 @@ WINDOW = 20_000
 def run(args: Namespace) -> int:
     async def main() -> None:
         async with reach.the_job(args) as job:
-            name, engine = reach.the_engine(args.engine, job.name, await job.snapshot())
+            snapshot = await job.snapshot()
+            name, engine = reach.the_engine(args.engine, job.name, snapshot)
             entries = await Journal(job).tail(count=WINDOW)
-        recovery = engine.recovery.id if engine.recovery else chronicle.last_recovery(entries, name)
-        chain = chronicle.chain(entries, name, recovery) if recovery else []
+        recovery, chain = chronicle.explained(entries, name, engine)
         if args.format == "json":
-            told = {"engine": name, "phase": engine.phase, "recovery": recovery}
-            printing.as_json({**told, "chain": [chronicle.as_on_bus(entry) for entry in chain]})
+            printing.as_json(chronicle.explained_as_json(name, engine, recovery, chain))
         else:
             show(name, engine, recovery, chain)
+            if snapshot.meta and (why := no_spare(snapshot.meta, engine)):
+                print(f"waits: {why}")
 
     return running.once(main)
 

@@ -49,8 +49,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     cut = words.index("--") if "--" in words else len(words)
     rest = words[cut + 1 :]
-    if words and words[0] in parser.NOT_YET:
-        return _failed(UsageError(f"relight {words[0]} is not there yet"))
     grammar = parser.build()
     args = grammar.parse_args(words[:cut])
     args.rest = rest

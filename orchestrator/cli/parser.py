@@ -7,8 +7,6 @@ from importlib.metadata import version
 
 ENGINES = ("vllm", "stub")
 FAULTS = ("kill-core", "kill-server", "stall", "kill-agent", "kill-orchestrator")
-NOT_YET = ("dashboard", "ray")
-"""Commands whose names are taken; each says so and exits with 2."""
 
 
 class _Version(argparse.Action):
@@ -42,13 +40,13 @@ def build() -> argparse.ArgumentParser:
     _orchestrate(add)
     _agent(add)
     _gateway(add)
+    _dashboard(add)
+    _ray(add)
     _status(add)
     _events(add)
     _explain(add)
     _wishes(add)
     _config(add)
-    for name in NOT_YET:
-        add(name, help="not yet", add_help=False)
     return parser
 
 
@@ -174,6 +172,34 @@ def _gateway(add: Add) -> None:
     )
 
 
+def _dashboard(add: Add) -> None:
+    parser = _command(add, "dashboard", summary="show every job of the bus on a page, live")
+    parser.epilog = (
+        "Open http://HOST:PORT. Nothing can be changed there; programs read /api/jobs, /api/jobs/JOB,"
+        " /metrics and /health. It has no passwords: beyond this machine it is for networks that you trust."
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="where it listens (default: 127.0.0.1)")
+    parser.add_argument("--port", type=_port, default=8266, help="0: a free one (default: 8266)")
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        metavar="NAME",
+        help="a name under which browsers ask for it, such as a proxy's; may be repeated",
+    )
+
+
+def _ray(add: Add) -> None:
+    parser = _command(add, "ray", summary="begin or end a job's agents in a Ray cluster")
+    parser.add_argument(
+        "action", choices=("up", "down"), help="up: one agent a bundle, at work; down: none left"
+    )
+    parser.add_argument("--config", required=True, metavar="FILE", help="the job's file")
+    parser.add_argument(
+        "--within", type=_seconds, default=120.0, metavar="S", help="the longest wait (default: 120)"
+    )
+    _shown(parser)
+
+
 def _status(add: Add) -> None:
     parser = _command(add, "status", summary="show a job: its engines, trainer and orchestrator")
     _of_job(parser)
@@ -203,6 +229,9 @@ def _wishes(add: Add) -> None:
     which.add_argument("--all", action="store_true", help="each that serves, one after the other")
     drain = _wish(add, "drain", summary="take one engine out: let its calls finish, stop it, start no other")
     drain.add_argument("engine", metavar="ENGINE")
+    drain.add_argument(
+        "--wait", type=_seconds, metavar="S", help="until it is out, for S at most; exit 1 where it is not"
+    )
     release = _wish(add, "release", summary="take a drained or retired engine back in, or end a job's hold")
     release.add_argument("engine", metavar="ENGINE", nargs="?", help="left out: the job's hold ends")
     retire = _wish(add, "retire", summary="take one engine out for good")

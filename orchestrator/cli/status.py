@@ -2,20 +2,18 @@
 
 from argparse import Namespace
 
+from relight.orchestrator import looking
 from relight.orchestrator.cli import printing, reach, running
-from relight.orchestrator.views import EngineView, JobView, job_view
+from relight.orchestrator.engine_views import EngineView
+from relight.orchestrator.views import JobView
 
 
 def run(args: Namespace) -> int:
     async def main() -> None:
         async with reach.the_job(args) as job:
-            view = job_view(
-                job.name,
-                await job.snapshot(),
-                holder=await job.holder(),
-                parked=await job.parked(),
-                now_ms=job.bus.clock.now_ms(),
-            )
+            [view] = await looking.at_jobs(job.bus, [job.name])
+        if not isinstance(view, JobView):
+            raise view
         if args.format == "json":
             printing.as_json(view)
         else:
@@ -83,6 +81,6 @@ def _row(engine: EngineView) -> tuple[object, ...]:
         engine.incarnation,
         engine.version,
         engine.route,
-        engine.node,
+        " ".join((engine.node, *engine.parts)),
         "; ".join(waits) or None,
     )

@@ -7,7 +7,9 @@ an engine is meant for the slot, whatever fills it by the time it is read.
 from argparse import Namespace
 from typing import NamedTuple
 
+from relight.agents.control import outcome
 from relight.agents.control.outcome import operator
+from relight.events.bus.job import JobBus
 from relight.events.errors import UsageError
 from relight.events.facts import (
     ApprovalGiven,
@@ -77,14 +79,28 @@ def _approval(text: str, job: JobName, snapshot: Snapshot) -> Wish:
     raise UsageError(f"job {job} has no recovery {text!r} that waits for an approval; waiting: {known}")
 
 
+async def _drained(job: JobBus, wish: DrainRequested, *, within_s: float) -> str:
+    """Drain an engine and say where it stands once it is out; raises NotYet."""
+    state = await outcome.wished(
+        job, wish, until=lambda state: state.phase in outcome.ENDED, within_s=within_s
+    )
+    return state.phase.value
+
+
 def run(args: Namespace) -> int:
     async def main() -> None:
         async with reach.the_job(args) as job:
             wished = wish(args, job.name, await job.snapshot())
-            entry_id = await job.hint(wished.fact, source=operator())
+            came: dict[str, object]
+            if isinstance(wished.fact, DrainRequested) and args.wait is not None:
+                came = {"phase": await _drained(job, wished.fact, within_s=args.wait)}
+            else:
+                came = {"entry_id": await job.hint(wished.fact, source=operator())}
         if args.format == "json":
-            printing.as_json({**wished.about, "entry_id": entry_id})
+            printing.as_json({**wished.about, **came})
+        elif "phase" in came:
+            print(f"{wished.about['engine']} is {came['phase']}")
         else:
-            print(f"asked for {wished.words} ({entry_id})")
+            print(f"asked for {wished.words} ({came['entry_id']})")
 
     return running.once(main)

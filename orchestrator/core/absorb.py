@@ -11,6 +11,7 @@ from relight.events.facts import (
     EngineStopped,
     Healthy,
     NodeUp,
+    OfPart,
     ReleaseRequested,
     RestartRequested,
     RetireRequested,
@@ -23,7 +24,8 @@ from relight.events.facts import (
 from relight.events.schema import EngineState, Reference, Then
 from relight.events.values import Phase
 from relight.events.version import BASE
-from relight.orchestrator.core import budget, devices, recovery
+from relight.orchestrator.core import budget, devices, parts, recovery
+from relight.orchestrator.core.devices import Device
 from relight.orchestrator.core.enter import order_probe, order_stop
 from relight.orchestrator.core.guards import Case
 
@@ -40,8 +42,18 @@ def absorb(case: Case) -> None:
 
 def _dead(case: Case, fact: EngineDead) -> None:
     if case.engine.phase not in (Phase.STOPPING, Phase.BACKOFF, Phase.STOPPED, Phase.RETIRED):
-        recovery.begin(case.work, case.name, why=_death(fact), detect_ms=fact.detect_ms)
-        devices.failed(case.work, case.name, fact.device, why=_death(fact))
+        why = _death(fact) + _whose(case, fact)
+        recovery.begin(case.work, case.name, why=why, detect_ms=fact.detect_ms)
+        devices.failed(case.work, case.name, _device(case, fact), why=why)
+
+
+def _whose(case: Case, fact: OfPart) -> str:
+    """Of an engine over several nodes: where it was seen, for people."""
+    return f" at {parts.speaker(case.engine, fact)}" if case.engine.parts else ""
+
+
+def _device(case: Case, fact: EngineDead | StartFailed) -> Device:
+    return Device(parts.speaker(case.engine, fact), fact.device)
 
 
 def _restart(case: Case, fact: RestartRequested) -> None:
@@ -53,20 +65,24 @@ def _restart(case: Case, fact: RestartRequested) -> None:
 
 
 def _started(case: Case, fact: EngineStarted) -> None:
-    engine = case.engine
+    engine, node = case.engine, parts.speaker(case.engine, fact)
     if engine.phase is not Phase.STARTING:
         return
-    recovery.mark(case.work, case.name, "start")
-    case.work.put(
-        case.name,
-        address=fact.address,
-        processes=fact.processes,
-        version=fact.weights or BASE,
-        digest=_started_on(engine),
-        start_s=fact.seconds or engine.start_s,
-        starts_only=_starts_only(case, fact),
-        intent=None,
-    )
+    if node == engine.node:
+        case.work.put(
+            case.name,
+            address=fact.address,
+            processes=fact.processes,
+            version=fact.weights or BASE,
+            digest=_started_on(engine),
+            start_s=fact.seconds or engine.start_s,
+            starts_only=_starts_only(case, fact),
+        )
+    else:
+        parts.started(case.work, case.name, node, fact.processes)
+    if case.engine.version is not None and parts.stand(case.engine):
+        recovery.mark(case.work, case.name, "start")
+        case.work.put(case.name, intent=None)
 
 
 def _starts_only(case: Case, fact: EngineStarted) -> bool:
@@ -87,24 +103,44 @@ def _starts_only(case: Case, fact: EngineStarted) -> bool:
 
 
 def _stopped(case: Case, fact: EngineStopped) -> None:
+    parts.proven_gone(case.work, case.name, fact.node)
     engine = case.engine
     asked = engine.intent if isinstance(engine.intent, StopEngine) else None
-    if asked is not None and fact.answers in (None, asked.id):
-        case.work.put(case.name, intent=None, kept=asked.then)
+    answered = asked is not None and fact.answers in (None, asked.id) and fact.node == engine.node
+    if asked is not None and answered:
+        case.work.put(case.name, kept=asked.then)
+    if parts.remaining(engine):
+        _await_others(case)
+        return
+    if answered:
+        case.work.put(case.name, intent=None)
     if engine.phase in (Phase.STOPPING, Phase.DRAINING):
         recovery.mark(case.work, case.name, "stop")
         case.work.put(case.name, intent=None, processes=(), address=None)
 
 
+def _await_others(case: Case) -> None:
+    """Without a head nothing drains any more: the other parts are stopped at once."""
+    engine = case.engine
+    if engine.phase is Phase.DRAINING and engine.gone == engine.incarnation:
+        order_stop(case.work, case.name, reason="its head is gone")
+
+
 def _start_failed(case: Case, fact: StartFailed) -> None:
+    parts.proven_gone(case.work, case.name, parts.speaker(case.engine, fact))
     if case.engine.phase is Phase.STARTING:
-        recovery.go_on(case.work, case.name, why=f"its start failed: {fact.cause}")
-        devices.failed(case.work, case.name, fact.device, why=f"its start failed: {fact.cause}")
+        why = f"its start failed: {fact.cause}" + _whose(case, fact)
+        recovery.go_on(case.work, case.name, why=why)
+        devices.failed(case.work, case.name, _device(case, fact), why=why)
         if fact.cause == "weights":
             detail = f"{case.name} cannot be started on published weights: {fact.detail}"
             case.work.alarm("weights", detail, reason="it is started without them")
             case.work.put(case.name, unreadable=_started_on(case.engine))
-    if case.engine.phase in (Phase.STARTING, Phase.STOPPING):
+    if parts.remaining(case.engine):
+        if not fact.retryable and case.engine.then == "restart":
+            because = f"its start failed for good{_whose(case, fact)}: {fact.cause}"
+            case.work.put(case.name, retired_because=because)
+    elif case.engine.phase in (Phase.STARTING, Phase.STOPPING):
         case.work.put(case.name, intent=None, processes=(), address=None)
 
 
@@ -172,7 +208,8 @@ def _started_on(engine: EngineState) -> str | None:
 def _stop_failed(case: Case, fact: StopFailed) -> None:
     if case.engine.phase in (Phase.STOPPING, Phase.DRAINING) and not case.engine.alarmed:
         detail = (
-            f"{case.name}.{case.engine.incarnation} is not proven gone: {fact.cause} {fact.detail}".strip()
+            f"{case.name}.{case.engine.incarnation} is not proven gone{_whose(case, fact)}:"
+            f" {fact.cause} {fact.detail}".strip()
         )
         case.work.alarm("stop", detail, reason="no replacement starts before the old one is proven gone")
         case.work.put(case.name, alarmed=True)
@@ -193,7 +230,7 @@ def _healthy(case: Case, fact: Healthy) -> None:
     asked = VerifyEngine if engine.phase is Phase.VERIFYING else ProbeEngine
     if engine.phase not in (Phase.VERIFYING, Phase.SERVING) or not isinstance(engine.intent, asked):
         return
-    if fact.version != engine.version or not work.reported(engine.node):
+    if fact.version != engine.version or not work.told(engine):
         return
     if fact.answers != engine.intent.id:  # the proof of something that was asked before
         return
@@ -214,7 +251,7 @@ def _healthy(case: Case, fact: Healthy) -> None:
 def _seen(case: Case, fact: NodeUp) -> None:
     """An agent's report: where it listens and what it holds, for phases that take the agent's word."""
     report = case.report
-    if report is None or case.engine.phase not in (Phase.NEW, Phase.SILENT):
+    if report is None or report.part or case.engine.phase not in (Phase.NEW, Phase.SILENT):
         return
     case.work.put(
         case.name,

@@ -1,14 +1,24 @@
 """Devices that fail again and again are named; their agents avoid them where they have another."""
 
+from typing import NamedTuple
+
 from msgspec.structs import replace
 
-from relight.events.ids import EngineName
+from relight.events.ids import EngineName, NodeName
 from relight.orchestrator.core.job import Work
 
 
-def failed(work: Work, name: EngineName, device: str | None, *, why: str) -> None:
-    """The engine was lost, or did not start, on `device` of its node."""
-    node = work.engines[name].node
+class Device(NamedTuple):
+    """What an engine ran on."""
+
+    node: NodeName
+    name: str | None
+    """As its node file names it; none where it names none."""
+
+
+def failed(work: Work, name: EngineName, at: Device, *, why: str) -> None:
+    """The engine, or a part of it, was lost, or did not start, at that device."""
+    node, device = at
     record = work.meta.nodes.get(node)
     if device is None or record is None:
         return

@@ -13,7 +13,7 @@ from relight.events.decisions import (
 from relight.events.ids import EngineName
 from relight.events.schema import EngineState, Route
 from relight.events.values import Canary, Phase, Weights
-from relight.orchestrator.core import budget, floor, recovery
+from relight.orchestrator.core import budget, floor, parts, recovery
 from relight.orchestrator.core.job import Work
 
 
@@ -39,6 +39,7 @@ def _starting(work: Work, name: EngineName, reason: str) -> None:
         digest=None,
         then="restart",
         kept="restart",
+        intent=None,
     )
     order_start(work, name, reason=reason)
 
@@ -51,9 +52,25 @@ def order_start(work: Work, name: EngineName, *, reason: str) -> None:
         name,
         reason=reason,
         node=engine.node,
-        weights=weights_to_start_on(work, engine),
+        parts=engine.nodes[1:],
+        head=_host(work, engine),
+        weights=_weights_of_a_start(work, engine),
         deadline=work.after(_start_s(work, engine)),
     )
+
+
+def _host(work: Work, engine: EngineState) -> str:
+    """Where the other parts meet the head."""
+    record = work.meta.nodes.get(engine.node)
+    return (record.host if record else "") if engine.parts else ""
+
+
+def _weights_of_a_start(work: Work, engine: EngineState) -> Weights | None:
+    """Asked again, parts that begin late begin with what the others have begun with."""
+    asked = engine.intent
+    if engine.parts and isinstance(asked, StartEngine) and not asked.dry_run:
+        return asked.weights
+    return weights_to_start_on(work, engine)
 
 
 def snapshot_to_use(work: Work) -> Weights | None:
@@ -82,12 +99,12 @@ def _start_s(work: Work, engine: EngineState) -> float:
 
 
 def may_start(work: Work, name: EngineName) -> bool:
-    """The node speaks, the job goes on, and the start limits have room."""
+    """Each node of it speaks, the job goes on, and the start limits have room."""
     engine = work.engines[name]
-    if not work.reported(engine.node) or work.meta.finished or work.meta.hold:
+    if not work.told(engine) or work.meta.finished or work.meta.hold:
         return False
     starting = [other for key, other in work.engines.items() if key != name and other.phase is Phase.STARTING]
-    here = sum(other.node == engine.node for other in starting)
+    here = max(sum(node in other.nodes for other in starting) for node in engine.nodes)
     return here < work.settings.starts_per_node and len(starting) < work.settings.starts_per_job
 
 
@@ -171,14 +188,16 @@ def _stopping(work: Work, name: EngineName, reason: str) -> None:
 
 
 def order_stop(work: Work, name: EngineName, *, reason: str, drain_s: float = 0.0) -> None:
-    """Ask for the incarnation's end and the proof of it."""
+    """Ask for the incarnation's end and the proof of it, wherever something of it may be."""
     engine = work.engines[name]
+    first, *others = parts.to_stop(engine)
     work.order(
         StopEngine,
         name,
         reason=reason,
-        node=engine.node,
-        processes=engine.processes,
+        node=first.node,
+        processes=first.processes,
+        others=tuple(others),
         drain_s=drain_s,
         then=engine.then,
         deadline=work.after(drain_s + work.settings.stop_s),

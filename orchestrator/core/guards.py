@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 from relight.events.facts import (
     AnyFact,
-    EngineStarted,
     Healthy,
     NodeUp,
     StartFailed,
@@ -14,8 +13,8 @@ from relight.events.facts import (
 from relight.events.ids import EngineName
 from relight.events.schema import EngineState
 from relight.events.values import EngineReport
-from relight.events.version import BASE, Version
-from relight.orchestrator.core import budget, floor
+from relight.events.version import Version
+from relight.orchestrator.core import budget, floor, parts
 from relight.orchestrator.core.job import Work
 
 
@@ -41,8 +40,6 @@ def on_the_jobs_version(case: Case) -> bool:
     """What was started or loaded, or is up, is the version that the job is at."""
     version: Version | None
     match case.fact:
-        case EngineStarted():
-            version = case.fact.weights or BASE
         case WeightsLoaded() | Healthy():
             version = case.fact.version
         case NodeUp():
@@ -52,14 +49,10 @@ def on_the_jobs_version(case: Case) -> bool:
     return version is not None and version == case.work.meta.version
 
 
-def node_has_reported(case: Case) -> bool:
-    return case.work.reported(case.engine.node)
-
-
 def proven_for_a_route(case: Case) -> bool:
     """The proof that was asked for has come, not one of before, and a route may stand on it."""
-    answered = case.engine.intent is None
-    return answered and node_has_reported(case) and on_the_jobs_version(case) and not case.work.meta.finished
+    told = case.engine.intent is None and case.work.told(case.engine)
+    return told and on_the_jobs_version(case) and not case.work.meta.finished
 
 
 def loaded(case: Case) -> bool:
@@ -79,7 +72,8 @@ def may_be_tried_again(case: Case) -> bool:
     """The restart budget has room, and the failure is not one that another try repeats."""
     if isinstance(case.fact, StartFailed) and not case.fact.retryable:
         return False
-    return case.engine.then == "restart" and budget.left(case.work, case.engine)
+    given_up = case.engine.retired_because is not None
+    return case.engine.then == "restart" and not given_up and budget.left(case.work, case.engine)
 
 
 def drained(case: Case) -> bool:
@@ -91,12 +85,34 @@ def leaves_too_few(case: Case) -> bool:
     return floor.leaves_too_few(case.work, case.name)
 
 
+def parts_remain(case: Case) -> bool:
+    """Another node of the engine has not proven its part gone."""
+    return bool(parts.remaining(case.engine))
+
+
+def parts_start(case: Case) -> bool:
+    """Another node of the engine has not told that its part is up."""
+    return case.engine.intent is not None
+
+
+def awaits_others(case: Case) -> bool:
+    """One part alone tells nothing of the whole: the other nodes are to speak, and the head's the last."""
+    of_a_part = case.report is not None and case.report.part > 0
+    return of_a_part or not all(case.work.reported(part.node) for part in case.engine.parts)
+
+
 def shows_never_filled(case: Case) -> bool:
-    return case.report is not None and case.report.state == "absent" and case.report.incarnation == 0
+    never = case.report is not None and case.report.state == "absent" and case.report.incarnation == 0
+    return never and case.engine.incarnation == 0
 
 
 def shows_gone(case: Case) -> bool:
-    """Neither there nor known to be there: the agent recorded no such incarnation, or saw it end."""
+    """Neither there nor known to be there: the agent recorded no such incarnation, or saw it end. Or one of
+    its parts is not up."""
+    return _is_gone(case) or (case.work.told(case.engine) and not parts.stand(case.engine))
+
+
+def _is_gone(case: Case) -> bool:
     report = case.report
     if report is None:
         return False
@@ -117,7 +133,7 @@ def shows_unknown(case: Case) -> bool:
 def shows_live(case: Case) -> bool:
     report = case.report
     live = report is not None and report.state in ("up", "paused", "starting", "unknown")
-    return live and not shows_gone(case)
+    return live and not _is_gone(case)
 
 
 def shows_unwanted(case: Case) -> bool:

@@ -112,6 +112,10 @@ class Work:
         record = self.meta.nodes.get(node)
         return record is not None and record.reported == self.epoch and not record.silent
 
+    def told(self, engine: EngineState) -> bool:
+        """Whether each node of the engine has said what is true under this epoch, and still speaks."""
+        return all(self.reported(node) for node in engine.nodes)
+
     def after(self, seconds: float) -> int:
         """A deadline in bus time (ms). Doubled while the version is pinned by an evaluation or checkpoint."""
         boundary = self.meta.boundary

@@ -8,59 +8,133 @@ from msgspec.structs import replace
 
 from relight.events.decisions import StopEngine
 from relight.events.ids import EngineName, NodeName
-from relight.events.schema import EngineState, Left, Meta
+from relight.events.schema import NOWHERE, EngineState, Left, Meta
 from relight.events.values import EngineReport, Phase, Process
-from relight.orchestrator.core import recovery
+from relight.orchestrator.core import parts, recovery
 from relight.orchestrator.core.enter import enter
 from relight.orchestrator.core.job import ENDED_FOR_GOOD, Work
 from relight.orchestrator.core.restraint import withholds
 from relight.orchestrator.settings import Settings
 
+MOVED = (Phase.SILENT, Phase.STARTING, Phase.STOPPING, Phase.BACKOFF)
+"""Phases in which an engine waits for a silent node."""
+
 
 def move_who_waited(work: Work) -> None:
-    """Move each engine whose node has been silent for long enough, where there is a spare."""
+    """Move each engine of which a node has been silent for long enough, where there is a spare for it."""
     meta = work.meta
-    silent = sum(record.silent for record in meta.nodes.values())
-    if not silent or 2 * silent > len(meta.nodes) or meta.hold or meta.finished:
+    quiet, counted = silence(work)
+    if not quiet or 2 * len(quiet) > counted or meta.hold or meta.finished:
         return
     for name in sorted(work.engines):
         engine = work.engines[name]
         at = moves_at(work.settings, meta, engine)
-        if at is None or at > work.now or (spare := _spare_for(work, engine)) is None:
+        if at is None or at > work.now:
             continue
-        why = f"node {engine.node} is silent"
-        if engine.recovery is None:
+        if (to := _spares_for(work, engine)) is None:
+            _name_what_it_waits_for(work, name)
+            continue
+        why = f"node {', '.join(engine.nodes[number] for number in to)} is silent"
+        if engine.recovery is None and engine.incarnation > 0:
             recovery.begin(work, name, why=why)
-        state = work.engines[name]
-        if state.recovery is not None and state.recovery.approved:
-            _move(work, name, spare, why=why)
+        under_way = work.engines[name].recovery
+        if under_way is None or under_way.approved:
+            _move(work, name, to, why=why)
+
+
+def silence(work: Work) -> tuple[list[NodeName], int]:
+    """The nodes that are silent, and how many there are in all.
+
+    A silent one that its engines have left for others is none of them: a long job loses one after the other.
+    """
+    homes = {node for engine in work.engines.values() for node in engine.nodes}
+    nodes = [node for node, record in work.meta.nodes.items() if node in homes or not record.silent]
+    return [node for node in nodes if work.meta.nodes[node].silent], len(nodes)
+
+
+def no_spare(meta: Meta, engine: EngineState) -> str | None:
+    """What an engine waits for whose node is silent, if no other node has a spare; None for any other."""
+    lost = [node for node in engine.nodes if _is_silent(meta, node)]
+    if not lost or engine.phase not in MOVED or engine.then != "restart":
+        return None
+    each = meta.nodes[lost[0]].each
+    spare = f"there is no node with {each} free" if each else "no other node has a spare"
+    if engine.parts:
+        spare = "no other node has a spare for a part of it"
+    return f"node {', '.join(lost)} is silent, and {spare}"
+
+
+def _name_what_it_waits_for(work: Work, name: EngineName) -> None:
+    engine = work.engines[name]
+    why = no_spare(work.meta, engine)
+    node = next(node for node in engine.nodes if _is_silent(work.meta, node))
+    record = work.meta.nodes[node]
+    if why is not None and name not in record.missed_by:
+        work.alarm("waiting", f"{name} waits: {why}", reason="it goes to the first node that has a spare")
+        missed_by = (*record.missed_by, name)
+        work.learn(nodes={**work.meta.nodes, node: replace(record, missed_by=missed_by)})
 
 
 def moves_at(settings: Settings, meta: Meta, engine: EngineState) -> int | None:
-    """The bus time (ms) from which the engine may be moved; None where its node is not silent."""
-    record = meta.nodes.get(engine.node)
-    if engine.phase is not Phase.SILENT or record is None or not record.silent:
+    """The bus time (ms) from which the engine may be moved; None where it does not wait for a silent node."""
+    silent = [meta.nodes[node].silent_since for node in engine.nodes if _is_silent(meta, node)]
+    if not silent or engine.phase not in MOVED or engine.then != "restart":
         return None
-    return engine.since + int(settings.move_after_s * 1000)
+    since = engine.since if engine.phase is Phase.SILENT else 0
+    return max(since, *silent) + int(settings.move_after_s * 1000)
 
 
-def _spare_for(work: Work, engine: EngineState) -> NodeName | None:
-    return next(
-        (
-            node
-            for node in sorted(work.meta.nodes)
-            if node != engine.node and work.reported(node) and work.meta.nodes[node].spares > 0
-        ),
-        None,
-    )
+def _is_silent(meta: Meta, node: NodeName) -> bool:
+    return node in meta.nodes and meta.nodes[node].silent
 
 
-def _move(work: Work, name: EngineName, to: NodeName, *, why: str) -> None:
-    engine, record = work.engines[name], work.meta.nodes[to]
-    leave_behind(work, name, engine.node, incarnation=engine.incarnation, processes=engine.processes)
-    work.learn(nodes={**work.meta.nodes, to: replace(record, spares=record.spares - 1)})
-    work.put(name, node=to, processes=(), address=None)
-    enter(work, name, Phase.STARTING, reason=f"{why}, and {to} has a spare")
+def _spares_for(work: Work, engine: EngineState) -> dict[int, NodeName] | None:
+    """A spare on another node for each part whose node is silent; None where there are not enough."""
+    taken = {*engine.nodes, *(left.node for left in engine.left)}
+    free = [
+        node
+        for node, record in sorted(work.meta.nodes.items())
+        if node not in taken and work.reported(node) and record.spares > 0
+        if record.spare_parts or not engine.parts
+    ]
+    lost = [number for number, node in enumerate(engine.nodes) if _is_silent(work.meta, node)]
+    return dict(zip(lost, free, strict=False)) if len(free) >= len(lost) else None
+
+
+def _move(work: Work, name: EngineName, to: dict[int, NodeName], *, why: str) -> None:
+    """What is left of it elsewhere is stopped first: the parts of an incarnation are one unit."""
+    for number, spare in to.items():
+        _replace(work, name, number, spare)
+    engine = work.put(name, address=None)
+    if engine.phase is Phase.BACKOFF:
+        return
+    phase = Phase.STOPPING if parts.remaining(engine) else Phase.STARTING
+    have = "has a spare" if len(to) == 1 else "have spares"
+    enter(work, name, phase, reason=f"{why}, and {', '.join(to.values())} {have}")
+
+
+def _replace(work: Work, name: EngineName, number: int, spare: NodeName) -> None:
+    engine, record = work.engines[name], work.meta.nodes[spare]
+    place = parts.place(engine, number)
+    remains = place in parts.remaining(engine) if engine.parts else engine.phase is not Phase.BACKOFF
+    if remains:
+        leave_behind(work, name, place.node, incarnation=engine.incarnation, processes=place.processes)
+    work.learn(nodes={**work.meta.nodes, spare: replace(record, spares=record.spares - 1)})
+    parts.settle(work, name, number, spare, gone=engine.incarnation)
+
+
+def is_its_place(work: Work, node: NodeName, report: EngineReport) -> bool:
+    """Whether the part that `node` reports has its place there; one that no node had reported has it now."""
+    parts.resized(work, report)
+    engine = work.engines[report.engine]
+    if report.part >= len(engine.nodes):
+        work.count("foreign")
+        return False
+    there = engine.nodes[report.part]
+    if there == NOWHERE and node not in engine.nodes:
+        parts.settle(work, report.engine, report.part, node)
+        return True
+    return there == node or seen_elsewhere(work, node, report)
 
 
 def seen_elsewhere(work: Work, node: NodeName, report: EngineReport) -> bool:
@@ -72,12 +146,13 @@ def seen_elsewhere(work: Work, node: NodeName, report: EngineReport) -> bool:
     known = any(left.node == node for left in engine.left)
     if alive and report.incarnation > engine.incarnation:
         if engine.phase not in (Phase.NEW, Phase.BACKOFF, *ENDED_FOR_GOOD):
-            leave_behind(work, name, engine.node, incarnation=engine.incarnation, processes=engine.processes)
-        work.put(name, node=node)
+            place = parts.place(engine, report.part)
+            leave_behind(work, name, place.node, incarnation=engine.incarnation, processes=place.processes)
+        parts.settle(work, name, report.part, node)
         return True
     if alive and not known:
         leave_behind(work, name, node, incarnation=report.incarnation, processes=report.processes)
-    if not stop_left(work, name, node, reason=f"{name} is at {engine.node}"):
+    if not stop_left(work, name, node, reason=f"{name} is at {', '.join(engine.nodes)}"):
         work.count("foreign")
     return False
 

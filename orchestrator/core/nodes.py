@@ -12,9 +12,9 @@ from relight.events.decisions import (
 )
 from relight.events.facts import NodeSilent, NodeUp
 from relight.events.ids import EngineName, NodeName
-from relight.events.schema import EngineState, NodeRecord, Then
+from relight.events.schema import NOWHERE, Command, EngineState, NodeRecord, Then
 from relight.events.values import EngineReport, Phase, Weights
-from relight.orchestrator.core import moves, recovery
+from relight.orchestrator.core import moves, parts, recovery
 from relight.orchestrator.core.enter import enter, order_probe, order_start, order_stop, order_verify
 from relight.orchestrator.core.guards import Case
 from relight.orchestrator.core.job import ENDED_FOR_GOOD, Work
@@ -31,12 +31,35 @@ def node_up(work: Work, fact: NodeUp) -> None:
             _hear_again(work, fact.node)
         return
     known = record or NodeRecord(boot=fact.boot)
-    heard = replace(known, boot=fact.boot, reported=work.epoch, silent=False, asked=None, spares=fact.spares)
+    heard = replace(
+        known,
+        boot=fact.boot,
+        reported=work.epoch,
+        silent=False,
+        host=fact.host,
+        asked=None,
+        spares=max(0, fact.spares - len(_on_their_way(work, fact))),
+        spare_parts=fact.spare_parts,
+        each=fact.each,
+        missed_by=(),
+    )
     work.learn(nodes={**work.meta.nodes, fact.node: heard})
     for report in fact.engines:
         _seen(work, fact, report)
-    for name in set(engines_on(work, fact.node)) - {report.engine for report in fact.engines}:
+    for name in sorted(set(engines_on(work, fact.node)) - {report.engine for report in fact.engines}):
         _not_owned(work, name, fact)
+    for name in sorted(set(work.engines) - {report.engine for report in fact.engines}):
+        moves.stop_left(work, name, fact.node, reason=f"{fact.node} does not tell what became of it there")
+    for name in engines_on(work, fact.node):
+        _ask_head(work, name, fact.node)
+
+
+def _on_their_way(work: Work, fact: NodeUp) -> set[EngineName]:
+    """Engines that were sent to the node's spares, and of which its agent had not heard when it spoke."""
+    listed = {report.engine for report in fact.engines}
+    sent = (Phase.STARTING, Phase.STOPPING, Phase.BACKOFF)
+    there = {name for name in engines_on(work, fact.node) if work.engines[name].phase in sent}
+    return there - listed
 
 
 def _answers(work: Work, fact: NodeUp, asked: ReportRequested) -> bool:
@@ -53,19 +76,42 @@ def _hear_again(work: Work, node: NodeName) -> None:
 def _seen(work: Work, fact: NodeUp, report: EngineReport) -> None:
     name = report.engine
     engine = work.engines.get(name)
-    if engine is None:
-        work.engines[name] = EngineState(node=fact.node, incarnation=report.incarnation, since=work.now)
-    elif engine.node != fact.node and not moves.seen_elsewhere(work, fact.node, report):
+    if engine is None and report.part < report.parts:
+        parts.taken(work, fact.node, report)
+    if name not in work.engines or not moves.is_its_place(work, fact.node, report):
         return
-    elif report.incarnation > engine.incarnation:
+    if engine is not None and report.incarnation > engine.incarnation:
         _adopt(work, name, report)
-    _version_reported(work, report)
-    _kept(work, name, report)
+    parts.reported(work, fact.node, report)
+    if report.part:
+        report = _of_a_part(report)
+    else:
+        _version_reported(work, report)
+        _kept(work, name, report)
     before = work.engines[name]
     transition(Case(work, name, fact, report))
     _returned(work, name, before)
-    if work.engines[name].phase is before.phase and before.intent is not None:
+    if work.engines[name].phase is before.phase and _concerns(before.intent, report):
         ask_again(work, name, reason="an open step is asked for again on its node's report")
+
+
+def _of_a_part(report: EngineReport) -> EngineReport:
+    """What becomes of the slot is for the head's agent to keep; of a further part it says that it is gone."""
+    return replace(report, state="absent") if report.state in ("drained", "retired") else report
+
+
+def _concerns(intent: Command | None, report: EngineReport) -> bool:
+    """Whether the open step is asked of the node that reports."""
+    return isinstance(intent, StartEngine | StopEngine) or (intent is not None and not report.part)
+
+
+def _ask_head(work: Work, name: EngineName, node: NodeName) -> None:
+    """Once each further part is known, the head's node says what is true of the whole."""
+    engine = work.engines[name]
+    if engine.phase not in (Phase.NEW, Phase.SILENT) or engine.node == node or not work.told(engine):
+        return
+    if work.meta.nodes[engine.node].asked is None:
+        ask_report(work, engine.node, reason=f"every node with a part of {name} has reported")
 
 
 def _returned(work: Work, name: EngineName, before: EngineState) -> None:
@@ -87,11 +133,15 @@ def _kept(work: Work, name: EngineName, report: EngineReport) -> None:
 def _not_owned(work: Work, name: EngineName, fact: NodeUp) -> None:
     """Its node's agent does not list it any more. One that has ended is forgotten."""
     engine = work.engines[name]
-    if engine.phase in (Phase.NEW, *ENDED_FOR_GOOD):
+    number = engine.nodes.index(fact.node)
+    if engine.phase not in (Phase.NEW, *ENDED_FOR_GOOD):
+        absent = EngineReport(engine=name, state="absent", part=number, parts=len(engine.nodes))
+        transition(Case(work, name, fact, absent))
+        return
+    parts.settle(work, name, number, NOWHERE, gone=engine.incarnation)
+    if set(work.engines[name].nodes) == {NOWHERE}:
         recovery.finish(work, name, "cancelled")
         del work.engines[name]
-        return
-    transition(Case(work, name, fact, EngineReport(engine=name, state="absent")))
 
 
 def _adopt(work: Work, name: EngineName, report: EngineReport) -> None:
@@ -157,20 +207,17 @@ def node_silent(work: Work, fact: NodeSilent) -> None:
     if not engines_on(work, fact.node) and not moves.left_anything(work, fact.node):
         work.learn(nodes={node: known for node, known in work.meta.nodes.items() if node != fact.node})
         return
-    work.learn(nodes={**work.meta.nodes, fact.node: replace(record, silent=True)})
+    silent = replace(record, silent=True, silent_since=work.now)
+    work.learn(nodes={**work.meta.nodes, fact.node: silent})
     for name in engines_on(work, fact.node):
         transition(Case(work, name, fact))
-    quiet = [node for node, known in work.meta.nodes.items() if known.silent]
-    if 2 * len(quiet) > len(work.meta.nodes):
-        work.alarm(
-            "silence",
-            f"{len(quiet)} of {len(work.meta.nodes)} nodes are silent",
-            reason="nothing is restarted",
-        )
+    quiet, counted = moves.silence(work)
+    if 2 * len(quiet) > counted:
+        work.alarm("silence", f"{len(quiet)} of {counted} nodes are silent", reason="nothing is restarted")
 
 
 def engines_on(work: Work, node: NodeName) -> list[EngineName]:
-    return [name for name, engine in work.engines.items() if engine.node == node]
+    return [name for name, engine in work.engines.items() if node in engine.nodes]
 
 
 def ask_report(work: Work, node: NodeName, *, reason: str) -> None:

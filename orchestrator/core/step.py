@@ -26,7 +26,18 @@ from relight.events.ids import EngineName, EntryId
 from relight.events.schema import NodeRecord
 from relight.events.values import Phase
 from relight.events.version import BASE
-from relight.orchestrator.core import boundary, floor, moves, nodes, recovery, rolling, sync, timers, wishes
+from relight.orchestrator.core import (
+    boundary,
+    floor,
+    moves,
+    nodes,
+    parts,
+    recovery,
+    rolling,
+    sync,
+    timers,
+    wishes,
+)
 from relight.orchestrator.core.enter import enter, may_start, order_stop
 from relight.orchestrator.core.guards import Case
 from relight.orchestrator.core.job import ENDED_FOR_GOOD, Job, Step, Work
@@ -138,8 +149,10 @@ def _of_engine(work: Work, fact: OfEngine) -> None:
     engine = work.engines.get(fact.engine)
     if engine is None:
         work.count("unknown")
-    elif isinstance(fact, EngineStopped) and fact.node != engine.node:
+    elif isinstance(fact, EngineStopped) and fact.node not in engine.nodes:
         _left_is_gone(work, fact)
+    elif parts.speaker(engine, fact) not in engine.nodes:
+        work.count("foreign")
     elif fact.incarnation == engine.incarnation:
         transition(Case(work, fact.engine, fact))  # type: ignore[arg-type]
     elif fact.incarnation < engine.incarnation:
@@ -148,9 +161,10 @@ def _of_engine(work: Work, fact: OfEngine) -> None:
         work.count("late")
     elif not isinstance(fact, RouteSuspected):
         work.count("ahead")
-        record = work.meta.nodes.get(engine.node)
+        node = parts.speaker(engine, fact)
+        record = work.meta.nodes.get(node)
         if record is not None and record.asked is None:
-            nodes.ask_report(work, engine.node, reason=f"{fact.engine}.{fact.incarnation} is not known here")
+            nodes.ask_report(work, node, reason=f"{fact.engine}.{fact.incarnation} is not known here")
 
 
 def _left_is_gone(work: Work, fact: EngineStopped) -> None:
@@ -165,6 +179,7 @@ def _left_is_gone(work: Work, fact: EngineStopped) -> None:
 def _advance(work: Work) -> None:
     """What the job as a whole can do now. Level-triggered: it asks what is true, not what has changed."""
     sync.settle_sync(work)
+    _end_what_lives(work)
     _take_out_who_waited(work)
     moves.move_who_waited(work)
     for name in sorted(work.engines):
@@ -176,6 +191,13 @@ def _advance(work: Work) -> None:
     boundary.release_if_done(work)
     rolling.go_on(work)
     floor.watch(work)
+
+
+def _end_what_lives(work: Work) -> None:
+    """A part that lives on where the whole has ended is stopped."""
+    for name, engine in list(work.engines.items()):
+        if engine.phase in ENDED_FOR_GOOD and parts.alone(engine):
+            enter(work, name, Phase.STOPPING, reason="a part of it lives on")
 
 
 def _start_if_due(work: Work, name: EngineName) -> None:
@@ -213,5 +235,5 @@ def _verify_base(work: Work) -> None:
     """Before any trainer has spoken, an engine's own weights are the job's version."""
     for name, engine in list(work.engines.items()):
         at_base = engine.phase is Phase.STALE and engine.version == work.meta.version == BASE
-        if at_base and work.reported(engine.node):
+        if at_base and work.told(engine):
             enter(work, name, Phase.VERIFYING, reason="the job is at its base weights")

@@ -66,7 +66,7 @@ def order_sync(work: Work) -> None:
 
 def _can_sync(work: Work, name: EngineName) -> bool:
     engine = work.engines[name]
-    if not work.reported(engine.node) or engine.address is None:
+    if not work.told(engine) or engine.address is None:
         return False
     if engine.phase is Phase.STALE:
         return engine.not_before <= work.now and not work.meta.hold

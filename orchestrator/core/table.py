@@ -29,12 +29,15 @@ from relight.events.values import Phase
 from relight.orchestrator.core.guards import (
     Case,
     always,
+    awaits_others,
     drained,
     leaves_too_few,
     loaded,
     loaded_the_jobs_version,
     may_be_tried_again,
     on_the_jobs_version,
+    parts_remain,
+    parts_start,
     proven_for_a_route,
     shows_drained,
     shows_ended,
@@ -56,21 +59,25 @@ Table = Mapping[tuple[Phase, type], Rows]
 ALIVE = (Phase.STARTING, Phase.STALE, Phase.SYNCING, Phase.VERIFYING, Phase.SERVING)
 ENDED = (Phase.BACKOFF, Phase.STOPPED, Phase.RETIRED)
 
-_RETURN: Rows = {
+_OVER: Rows = {
     shows_drained: Phase.STOPPED,
     shows_retired: Phase.RETIRED,
     shows_gone: Phase.STOPPING,
     shows_unwanted: Phase.STOPPING,
+}
+_STANDS: Rows = {
     shows_up_on_the_jobs_version: Phase.VERIFYING,
     shows_up: Phase.STALE,
     shows_live: Phase.STOPPING,
     always: Phase.SILENT,
 }
+_RETURN: Rows = {**_OVER, awaits_others: Phase.SILENT, **_STANDS}
+_WHOLE: Rows = {**_OVER, **_STANDS}
 
 
 def _nodes() -> Table:
     rows: dict[tuple[Phase, type], Rows] = {
-        (Phase.NEW, NodeUp): {shows_never_filled: Phase.STARTING, **_RETURN},
+        (Phase.NEW, NodeUp): {awaits_others: Phase.NEW, shows_never_filled: Phase.STARTING, **_WHOLE},
         (Phase.SILENT, NodeUp): _RETURN,
         (Phase.DRAINING, NodeSilent): {always: Phase.SILENT},
         (Phase.STARTING, NodeSilent): {always: Phase.STARTING},
@@ -114,16 +121,26 @@ def _deaths() -> Table:
 def _stops_and_starts() -> Table:
     rows: dict[tuple[Phase, type], Rows] = {
         (Phase.STOPPING, EngineStopped): {
+            parts_remain: Phase.STOPPING,
             may_be_tried_again: Phase.BACKOFF,
             drained: Phase.STOPPED,
             always: Phase.RETIRED,
         },
-        (Phase.DRAINING, EngineStopped): {always: Phase.STOPPED},
+        (Phase.DRAINING, EngineStopped): {parts_remain: Phase.DRAINING, always: Phase.STOPPED},
         (Phase.STOPPING, StopFailed): {always: Phase.STOPPING},
         (Phase.DRAINING, StopFailed): {always: Phase.DRAINING},
-        (Phase.STARTING, EngineStarted): {on_the_jobs_version: Phase.VERIFYING, always: Phase.STALE},
-        (Phase.STARTING, StartFailed): {may_be_tried_again: Phase.BACKOFF, always: Phase.RETIRED},
+        (Phase.STARTING, EngineStarted): {
+            parts_start: Phase.STARTING,
+            on_the_jobs_version: Phase.VERIFYING,
+            always: Phase.STALE,
+        },
+        (Phase.STARTING, StartFailed): {
+            parts_remain: Phase.STOPPING,
+            may_be_tried_again: Phase.BACKOFF,
+            always: Phase.RETIRED,
+        },
         (Phase.STOPPING, StartFailed): {
+            parts_remain: Phase.STOPPING,
             may_be_tried_again: Phase.BACKOFF,
             drained: Phase.STOPPED,
             always: Phase.RETIRED,

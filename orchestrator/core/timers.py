@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from relight.events.decisions import LoadWeights, ProbeEngine, StartEngine, StopEngine, VerifyEngine
-from relight.events.ids import EngineName
+from relight.events.ids import EngineName, NodeName
 from relight.events.schema import EngineState, Left, Meta
 from relight.events.values import Phase
-from relight.orchestrator.core import floor, moves, recovery
+from relight.orchestrator.core import floor, moves, parts, recovery
 from relight.orchestrator.core.enter import enter, order_stop
 from relight.orchestrator.core.job import Job, Work
 from relight.orchestrator.core.nodes import ask_report
@@ -35,17 +35,24 @@ def tick(work: Work) -> None:
 
 
 def _is_due(meta: Meta, engine: EngineState, now: int) -> bool:
-    due = _due(meta, engine)
+    due = answer_due(meta, engine)
     return due is not None and due <= now
 
 
-def _due(meta: Meta, engine: EngineState) -> int | None:
+def answer_due(meta: Meta, engine: EngineState) -> int | None:
     """When the engine's open step must be answered. One on a silent node is asked for again when it speaks,
     one that is withheld when it may be done."""
-    record = meta.nodes.get(engine.node)
-    if engine.intent is None or is_withheld(engine) or (record is not None and record.silent):
+    if engine.intent is None or is_withheld(engine):
         return None
-    return engine.intent.deadline
+    asked: tuple[NodeName, ...] = (engine.node,)
+    if engine.parts and isinstance(engine.intent, StartEngine | StopEngine):
+        asked = tuple(place.node for place in parts.to_stop(engine))
+    return None if all(_is_silent(meta, node) for node in asked) else engine.intent.deadline
+
+
+def _is_silent(meta: Meta, node: NodeName) -> bool:
+    record = meta.nodes.get(node)
+    return record is not None and record.silent
 
 
 def _left_is_due(meta: Meta, left: Left, now: int) -> bool:
@@ -86,18 +93,34 @@ def _stop_again(work: Work, name: EngineName, engine: EngineState) -> None:
 
 
 def _waits_too_long(work: Work, engine: EngineState) -> bool:
-    if engine.alarmed or work.meta.finished or engine.phase is not Phase.STALE:
+    if engine.alarmed or work.meta.finished or not _waits_unnamed(engine):
         return False
     return engine.since + int(work.settings.waiting_s * 1000) <= work.now
 
 
+def _waits_unnamed(engine: EngineState) -> bool:
+    """Whether it waits for what only a trainer or another node can bring."""
+    lacks_parts = engine.phase in (Phase.NEW, Phase.BACKOFF) and bool(parts.missing(engine))
+    return engine.phase is Phase.STALE or lacks_parts
+
+
 def _name_what_it_waits_for(work: Work, name: EngineName) -> None:
-    boundary = work.meta.boundary
-    what = "the trainer's next safe boundary"
-    if boundary is not None:
-        what = f"boundary {boundary.boundary} to export {work.meta.version}; it exports {boundary.exports}"
-    work.alarm("waiting", f"{name} waits for {what}", reason="an engine without weights serves nobody")
+    if lacking := parts.missing(work.engines[name]):
+        detail = f"{name} waits for its part {', '.join(map(str, lacking))}: no node has reported it"
+        work.alarm("waiting", detail, reason="an engine over several nodes starts when all of them are there")
+        work.put(name, alarmed=True)
+        return
+    detail = f"{name} waits for {what_brings_weights(work.meta)}"
+    work.alarm("waiting", detail, reason="an engine without weights serves nobody")
     work.put(name, alarmed=True)
+
+
+def what_brings_weights(meta: Meta) -> str:
+    """What a stale engine waits for."""
+    boundary = meta.boundary
+    if boundary is None:
+        return "the trainer's next safe boundary"
+    return f"boundary {boundary.boundary} to export {meta.version}; it exports {boundary.exports}"
 
 
 def next_wake(job: Job, *, ticked: int) -> int | None:
@@ -116,7 +139,7 @@ def _wakes(job: Job) -> Iterator[int]:
     if too_few_at is not None:
         yield too_few_at
     for engine in job.engines.values():
-        due = _due(job.meta, engine)
+        due = answer_due(job.meta, engine)
         if due is not None:
             yield due
         yield from (due for left in engine.left if (due := _left_due(job.meta, left)) is not None)
@@ -125,7 +148,7 @@ def _wakes(job: Job) -> Iterator[int]:
             yield moves_at
         if engine.phase in (Phase.BACKOFF, Phase.STALE) and engine.not_before:
             yield engine.not_before
-        if engine.phase is Phase.STALE and not engine.alarmed:
+        if _waits_unnamed(engine) and not engine.alarmed:
             yield engine.since + int(job.settings.waiting_s * 1000)
     for record in job.meta.nodes.values():
         if record.asked is not None and not record.silent:

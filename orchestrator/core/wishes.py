@@ -54,8 +54,8 @@ def _released(work: Work) -> None:
 
 
 def _go_on(work: Work, name: EngineName, *, reason: str) -> None:
-    """Ask for the open step, unless its node has not reported under this epoch: its report asks for it."""
-    if work.reported(work.engines[name].node):
+    """Ask for the open step, unless a node of it has not reported under this epoch: its report asks then."""
+    if work.told(work.engines[name]):
         nodes.ask_again(work, name, reason=reason)
 
 

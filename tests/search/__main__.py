@@ -2,7 +2,7 @@
 
 import sys
 
-from tests.search.plans import ONE, TWO
+from tests.search.plans import ONE, OVER_TWO_NODES, TWO
 from tests.search.search import Found, Search
 from tests.search.world import Plan
 
@@ -33,7 +33,7 @@ def search(plan: Plan, seconds: float, tail_every: int) -> Found:
 def main() -> int:
     long = "--long" in sys.argv[1:]
     founds: list[Found] = []
-    for plan in (*ONE, *TWO):
+    for plan in (*ONE, *TWO, *OVER_TWO_NODES):
         found = search(plan, LONG_S if long else SHORT_S, 1 if long else 3)
         founds.append(found)
         show(found)

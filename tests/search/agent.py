@@ -4,14 +4,18 @@ from typing import Any, NamedTuple
 
 from relight.events.decisions import (
     LoadWeights,
+    ProbeEngine,
+    ReportRequested,
     StartEngine,
     StopEngine,
+    VerifyEngine,
 )
 from relight.events.facts import (
     EngineStarted,
     EngineStopped,
     Fact,
     Healthy,
+    NodeSilent,
     NodeUp,
     StartFailed,
     WeightsFailed,
@@ -77,12 +81,31 @@ class Agent(NamedTuple):
 Did = tuple[Agent, tuple[Fact, ...]]
 
 
+def concerns(message: Any, node: str, *, head: str) -> bool:
+    """Whether the agent of `node` is to hear of it; `head`: where the engine's head is."""
+    match message:
+        case StartEngine():
+            return node in (message.node, *message.parts)
+        case StopEngine():
+            return node in (message.node, *(place.node for place in message.others))
+        case ReportRequested() | NodeSilent():
+            return message.node == node
+        case ProbeEngine() | LoadWeights() | VerifyEngine():
+            return node == head
+        case _:
+            return False
+
+
 class Voice:
     """The words of the agent of `node`, and what happens to its machine."""
 
-    def __init__(self, node: NodeName, engine: EngineName) -> None:
+    def __init__(self, node: NodeName, engine: EngineName, *, part: int = 0, parts: int = 1) -> None:
         self.node = node
         self.engine = engine
+        self.part = part
+        self.parts = parts
+        self.at = node if parts > 1 else None
+        """What its facts name."""
 
     def report(self, agent: Agent, answers: DecisionId | None = None) -> NodeUp:
         state, incarnation, address, version = agent.phase, agent.incarnation, None, None
@@ -100,13 +123,15 @@ class Voice:
             state=state,  # type: ignore[arg-type]
             address=address,
             version=version,
+            part=self.part,
+            parts=self.parts,
         )
         return NodeUp(
             node=self.node, boot=BootId("b"), max_epoch=agent.epoch, engines=(seen,), answers=answers
         )
 
     def _address(self, agent: Agent) -> str:
-        return f"http://{self.engine}.{agent.incarnation}"
+        return "" if self.part else f"http://{self.engine}.{agent.incarnation}"
 
     def _ended(self, agent: Agent, fact: EngineStopped | StartFailed, *, then: str = "restart") -> Agent:
         gone = max(agent.gone, fact.incarnation)
@@ -126,6 +151,7 @@ class Voice:
         return EngineStarted(
             engine=self.engine,
             incarnation=agent.incarnation,
+            node=self.at,
             address=self._address(agent),
             weights=agent.started_on,
             answers=order.id,
@@ -133,7 +159,12 @@ class Voice:
 
     def _start_failed(self, incarnation: int, answers: DecisionId) -> StartFailed:
         return StartFailed(
-            engine=self.engine, incarnation=incarnation, cause="exit", proof=PROOF, answers=answers
+            engine=self.engine,
+            incarnation=incarnation,
+            node=self.at,
+            cause="exit",
+            proof=PROOF,
+            answers=answers,
         )
 
     def _stopped(self, incarnation: int, answers: DecisionId) -> EngineStopped:

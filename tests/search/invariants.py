@@ -89,7 +89,7 @@ def _members(before: Job, done: Step) -> str | None:
             engine = done.job.engines[member.engine]
             if engine.phase not in UNROUTED or engine.incarnation != member.incarnation:
                 return f"S5: {member.engine}.{member.incarnation} is a member in {engine.phase}"
-            if done.job.meta.nodes[engine.node].reported != done.job.epoch:
+            if any(done.job.meta.nodes[node].reported != done.job.epoch for node in engine.nodes):
                 return f"S10: {member.engine} is a member before its node's report under this epoch"
             if boundary.sync == "stale" and boundary.subset and engine.phase is Phase.SERVING:
                 return f"S7: {member.engine} serves and is a member of a sync of stale engines"
@@ -105,7 +105,7 @@ def _bystanders(before: Job, heard: Any, done: Step) -> str | None:
     elif isinstance(heard, NodeSilent | NodeUp):
         moved = done.job.meta.version != before.meta.version
         about = (
-            set(before.engines) if moved else {n for n, e in before.engines.items() if e.node == heard.node}
+            set(before.engines) if moved else {n for n, e in before.engines.items() if heard.node in e.nodes}
         )
     else:
         return None
@@ -190,6 +190,15 @@ def of_start(name: EngineName, incarnation: int, agent: Agent) -> str | None:
     return None
 
 
+def of_parts(name: EngineName, head: Agent, further: Agent) -> str | None:
+    """S2: parts of two incarnations are never there at once, but those that an agent began a second time."""
+    for one in head.processes:
+        for other in further.processes:
+            if one.incarnation != other.incarnation and not (one.again or other.again):
+                return f"S2: {name}.{one.incarnation} is at its head, {name}.{other.incarnation} at its part"
+    return None
+
+
 def of_route(route: RouteAdded, agent: Agent) -> str | None:
     """S1: a route is given to what is proven, or has died since."""
     for each in agent.processes:
@@ -200,7 +209,8 @@ def of_route(route: RouteAdded, agent: Agent) -> str | None:
 
 
 def of_report(what: str, name: str, epoch: int, agent: Agent) -> str | None:
-    """S10: nothing is started or routed on a node before its report under this epoch."""
-    if agent.obeyed >= epoch:
+    """S10: nothing is started or routed on a node before its report under this epoch; nothing older can reach
+    one that has never obeyed anything."""
+    if agent.obeyed >= epoch or not agent.obeyed:
         return None
     return f"S10: {name} is {what} under epoch {epoch}, which its agent has not heard of"

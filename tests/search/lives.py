@@ -7,7 +7,7 @@ from relight.events.decisions import (
 )
 from relight.events.facts import EngineStopped, Fact, StartFailed
 from relight.orchestrator.core.job import Job
-from tests.search.agent import Agent, Did
+from tests.search.agent import Agent, Did, concerns
 from tests.search.node import Node
 
 
@@ -68,12 +68,14 @@ class Lives(Node):
     def synced(self, agent: Agent, job: Job) -> Did:
         """The state was read anew, on a start or because the bus is another one."""
         state = job.engines.get(self.engine)
-        if state is not None and state.node == self.node:
+        if state is not None and self.node in state.nodes:
             agent = self._recall(agent, state)
         said = self.report(agent)
         epoch = max(agent.epoch, job.epoch)
         agent = agent._replace(epoch=epoch, obeyed=max(agent.obeyed, epoch))
         if state is None or state.intent is None or state.intent.epoch < job.epoch:
+            return agent, (said,)
+        if not concerns(state.intent, self.node, head=state.node):
             return agent, (said,)
         agent, more = self.hear(agent, state.intent)
         return agent, (said, *more)
@@ -81,7 +83,8 @@ class Lives(Node):
     def _recall(self, agent: Agent, state: Any) -> Agent:
         """An incarnation of a lost disk, where all that the orchestrator knows of it still holds."""
         alive = [each for each in agent.processes if each.incarnation == state.incarnation and each.alive]
-        if agent.phase != "absent" or agent.found != state.incarnation or not alive or state.address is None:
+        told = state.parts[self.part - 1].up == state.incarnation if self.part else state.address is not None
+        if agent.phase != "absent" or agent.found != state.incarnation or not alive or not told:
             return agent
         if isinstance(state.intent, LoadWeights):
             return agent  # half of it may be written

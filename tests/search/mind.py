@@ -3,26 +3,18 @@
 from typing import Any, Literal, NamedTuple
 
 from relight.events import codec
-from relight.events.decisions import (
-    LoadWeights,
-    ProbeEngine,
-    ReportRequested,
-    RouteAdded,
-    StartEngine,
-    StopEngine,
-    SyncWeights,
-    VerifyEngine,
-)
-from relight.events.facts import NodeSilent, NodeUp
+from relight.events.decisions import RouteAdded, StartEngine, SyncWeights
+from relight.events.facts import NodeUp
 from relight.events.ids import BootId, EngineName, NodeName, RecoveryId, SyncId
 from relight.events.schema import EngineState, Meta, NodeRecord, Recovery
 from relight.events.values import Phase
 from relight.events.version import BASE
 from relight.orchestrator.core import step as core
 from relight.orchestrator.core.job import Job, Step
-from relight.orchestrator.core.restraint import is_withheld
+from relight.orchestrator.core.timers import answer_due
 from relight.orchestrator.settings import Settings
 from tests.search import invariants
+from tests.search.agent import concerns
 from tests.search.pool import ARMED, NOW, Message, Messages, Pool, plain, replace
 
 Timer = tuple[Literal["sync", "intent", "asked", "rest", "wait"], str]
@@ -126,7 +118,12 @@ class Mind:
         )
 
     def _to(self, said: list[Any], node: str) -> tuple[int, ...]:
-        return tuple(self._messages.of(each) for each in said if _concerns(each, node))
+        heads = (NODES.get(getattr(each, "engine", EngineName("")), NodeName("")) for each in said)
+        return tuple(
+            self._messages.of(each)
+            for each, head in zip(said, heads, strict=True)
+            if concerns(each, node, head=head)
+        )
 
     def _to_trainer(self, said: list[Any]) -> tuple[int, ...]:
         return tuple(self._messages.of(each) for each in said if _concerns_trainer(each, self._pushes))
@@ -142,7 +139,8 @@ class Mind:
 
 def _nodes(said: list[Any], kind: type) -> tuple[int, ...]:
     done = [each for each in said if type(each).__name__ == kind.__name__ and not each.dry_run]
-    return tuple("ab".index(NODES[each.engine]) for each in done)
+    nodes = [(NODES[each.engine], *getattr(each, "parts", ())) for each in done]
+    return tuple("ab".index(node) for each in nodes for node in each)
 
 
 def _is_repeated(before: Job, said: Message) -> bool:
@@ -156,16 +154,6 @@ def _is_repeated(before: Job, said: Message) -> bool:
 def _is_new(before: Job, said: Message) -> bool:
     """A route, and not the new version of one that stands."""
     return isinstance(said, RouteAdded) and before.engines[said.engine].route is None
-
-
-def _concerns(message: Message, node: str) -> bool:
-    match message:
-        case StartEngine() | StopEngine() | ReportRequested() | NodeSilent():
-            return message.node == node
-        case ProbeEngine() | LoadWeights() | VerifyEngine():
-            return NODES[message.engine] == node
-        case _:
-            return False
 
 
 def _concerns_trainer(message: Message, pushes: bool) -> bool:
@@ -241,10 +229,9 @@ def _armed(job: Job) -> tuple[Timer, ...]:
     nodes = job.meta.nodes
     timers += [("asked", name) for name, record in nodes.items() if record.asked and not record.silent]
     for name, engine in job.engines.items():
-        record = nodes.get(engine.node)
         if engine.phase in (Phase.BACKOFF, Phase.STALE) and engine.not_before > NOW:
             timers.append(("rest", name))
-        if engine.intent is not None and not is_withheld(engine) and not (record and record.silent):
+        if answer_due(job.meta, engine) is not None:
             timers.append(("intent", name))
         if engine.phase is Phase.STALE and not engine.alarmed and not job.meta.finished:
             timers.append(("wait", name))

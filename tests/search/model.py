@@ -162,6 +162,10 @@ class Model(Deciding, Tending, Training):
 
     def judge(self, world: World) -> str | None:
         """Which rule does not hold in this state."""
+        if self.plan.parts:
+            head, further = (self.agents[number] for number in world.agents)
+            if rule := invariants.of_parts(self.nodes[0].engine, head, further):
+                return rule
         for index in (0, 1):
             key = (world.job, world.agents[index], world.stamp)
             if key not in self._judged:
@@ -175,6 +179,8 @@ class Model(Deciding, Tending, Training):
         name, state = self.nodes[index].engine, self.mind[job]
         if state.meta.bus != str(stamp) or name not in state.engines:
             return None
+        if self.nodes[index].part:
+            return None
         return invariants.of_engine(state, state.engines[name], name, self.agents[agent])
 
     def settled(self, world: World) -> str:
@@ -183,7 +189,7 @@ class Model(Deciding, Tending, Training):
         opening = barrier.opening if barrier.open else None
         if opening is not None and opening.sync == "all" and barrier.released is None:
             return ""
-        if job.meta.bus != str(world.stamp) or len(job.engines) < len(self.nodes):
+        if job.meta.bus != str(world.stamp) or len(job.engines) < (1 if self.plan.parts else 2):
             return ""
         exported = opening is not None and opening.exports == job.meta.version
         ends = [_end_of(engine, job.meta.version, exported) for engine in job.engines.values()]

@@ -172,7 +172,11 @@ class Node(Voice):
                 return [self._fail_start(agent, order)]
             case StopEngine():
                 said = StopFailed(
-                    engine=self.engine, incarnation=agent.incarnation, cause="process", answers=order.id
+                    engine=self.engine,
+                    incarnation=agent.incarnation,
+                    node=self.at,
+                    cause="process",
+                    answers=order.id,
                 )
                 return [(agent, (said,))]
             case LoadWeights():
@@ -237,5 +241,7 @@ class Node(Voice):
 
     def notice(self, agent: Agent) -> Did:
         running = agent.running if isinstance(agent.running, StopEngine) else None
-        said = EngineDead(engine=self.engine, incarnation=agent.incarnation, cause=Cause.SIGNAL, signal=9)
+        said = EngineDead(
+            engine=self.engine, incarnation=agent.incarnation, node=self.at, cause=Cause.SIGNAL, signal=9
+        )
         return agent._replace(dead=True, running=running), (said,)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from relight.events.decisions import RouteAdded, StartEngine
-from relight.events.ids import NodeName
+from relight.events.ids import EngineName, NodeName
 from tests.search import invariants
 from tests.search.agent import Agent
 from tests.search.lives import Lives
@@ -12,6 +12,12 @@ from tests.search.mind import ENGINES, NODES, REBORN, Mind, Outcome
 from tests.search.pool import Messages, Pool
 from tests.search.trainer import Trainer
 from tests.search.world import Broken, Plan, Words, World
+
+
+def _lives(plan: Plan, node: str, part: int) -> Lives:
+    if plan.parts:
+        return Lives(NodeName(node), EngineName("e0"), part=part, parts=2)
+    return Lives(NodeName(node), ENGINES[NodeName(node)])
 
 
 class Parts:
@@ -23,7 +29,7 @@ class Parts:
         self.mind = Mind(plan.settings, self.messages, pushes=plan.pushes)
         self.agents: Pool[Agent] = Pool()
         self.trainers: Pool[Trainer] = Pool()
-        self.nodes = tuple(Lives(NodeName(node), ENGINES[NodeName(node)]) for node in "ab")
+        self.nodes = tuple(_lives(plan, node, part) for part, node in enumerate("ab"))
         self._did: dict[Any, Any] = {}
         self._judged: dict[tuple[int, int, int], str | None] = {}
         self._kinds = plan.kinds
@@ -81,8 +87,13 @@ class Parts:
                     return rule
         for said in map(self.messages.__getitem__, done.decisions):
             if isinstance(said, StartEngine) and not said.dry_run:
-                agent = self.agents[world.agents["ab".index(said.node)]]
-                rule = invariants.of_start(said.engine, said.incarnation, agent)
+                rules = (
+                    invariants.of_start(
+                        said.engine, said.incarnation, self.agents[world.agents["ab".index(node)]]
+                    )
+                    for node in (said.node, *said.parts)
+                )
+                rule = next(filter(None, rules), None)
             elif isinstance(said, RouteAdded) and done.routes:
                 rule = invariants.of_route(said, self.agents[world.agents["ab".index(NODES[said.engine])]])
             else:

@@ -36,8 +36,10 @@ PULL = Settings(restarts=2)
 PUSH = Settings(restarts=2, recover_at="boundary")
 
 
-def _plan(name: str, faults: int, *kinds: str, warm: bool = True, pushes: bool = False) -> Plan:
-    return Plan(name, faults, frozenset(kinds), PUSH if pushes else PULL, pushes, warm)
+def _plan(
+    name: str, faults: int, *kinds: str, warm: bool = True, pushes: bool = False, parts: bool = False
+) -> Plan:
+    return Plan(name, faults, frozenset(kinds), PUSH if pushes else PULL, pushes, parts, warm)
 
 
 ONE = (
@@ -55,4 +57,9 @@ TWO = (
     _plan("deaths and lives of agents", 2, "death", "agent", "orchestrator"),
     _plan("deaths and an operator", 2, "death", "failure", "operator"),
     _plan("deaths and lives from the beginning", 2, "death", "agent", "orchestrator", warm=False),
+)
+OVER_TWO_NODES = (
+    _plan("one engine over both nodes", 2, *KINDS[:-1], parts=True),
+    _plan("and one fault of the bus", 2, "bus", "death", "agent", "silence", parts=True),
+    _plan("and from the beginning", 2, "death", "failure", "agent", "late", warm=False, parts=True),
 )

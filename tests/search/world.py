@@ -19,6 +19,8 @@ class Plan(NamedTuple):
     kinds: frozenset[str]
     settings: Settings = Settings(restarts=2)
     pushes: bool = False
+    parts: bool = False
+    """One engine over both nodes, its head at a, instead of an engine on each."""
     warm: bool = True
     """Begin where both engines serve; else where nothing was ever started."""
 

@@ -40,6 +40,7 @@ from relight.events.schema import Snapshot
 from relight.events.values import Cause
 from tests.search.agent import Agent
 from tests.simulate.flow import Event, Scope
+from tests.simulate.followed import Followed
 from tests.simulate.kernel import Process
 from tests.simulate.link import Link, Pulse
 from tests.simulate.machine import Engine
@@ -71,6 +72,8 @@ class NodeAgent:
         self._interrupted = Event(job.kernel)
         self._wake = Event(job.kernel)
         self._proves = False
+        self._looks: Any = None
+        """The probe or proof under way."""
         self._leased_until = 0.0
         """Virtual time until which a trainer may pause it and write into it."""
 
@@ -89,6 +92,7 @@ class NodeAgent:
         process.failed = lambda error: self.job.agent_failed(self, error)
         link = self.link = world.link(process, machine=self.engine.machine)
         self._interrupted, self._wake = Event(self.job.kernel), Event(self.job.kernel)
+        self._looks = None
         process.spawn(self._live(link))
 
     def crash(self, *, disk: bool) -> None:
@@ -114,7 +118,7 @@ class NodeAgent:
         self._did(self.engine.lives.adopt(self.engine.agent._replace(up=True)))
         self.process.spawn(self._publisher.run(install=True))
         self.process.spawn(self._work())
-        await self._follow(Follower(job), job.bus)
+        await self._follow(Followed(job, self.job.judge), job.bus)
 
     def say(self, fact: Fact) -> None:
         assert self._publisher is not None
@@ -198,6 +202,8 @@ class NodeAgent:
 
     def _obey(self, command: Any) -> None:
         self.job.judge.command(self.engine, command)
+        if command == self._looks:
+            return
         before = self.engine.agent
         after = self.engine.lives.obey(before, command)
         self.engine.put(after)
@@ -251,15 +257,16 @@ class NodeAgent:
         """A probe or a proof: it takes time, and what is true at its end counts."""
         engine, lives = self.engine, self.engine.lives
         hangs = engine.hung == command.incarnation
+        engine.put(engine.agent._replace(pending=engine.agent.pending[1:]))
         if hangs and isinstance(command, ProbeEngine):
-            engine.put(engine.agent._replace(pending=engine.agent.pending[1:]))  # its watch goes on
-            return
+            return  # its watch goes on
         seconds = self._until(command.deadline) if hangs else self.job.random.uniform(0.02, 0.5)
-        self._proves = isinstance(command, VerifyEngine)
+        self._looks, self._proves = command, isinstance(command, VerifyEngine)
         interrupted = await self._spend(seconds)
-        self._proves = False
-        if interrupted or not engine.agent.pending or engine.agent.pending[0] != command:
+        self._looks, self._proves = None, False
+        if interrupted or not self._is_up(command.incarnation):
             return
+        engine.put(engine.agent._replace(pending=(command, *engine.agent.pending)))
         spoilt = isinstance(command, VerifyEngine) and (hangs or self.job.fails("canary"))
         if spoilt and (refused := lives.refuse(engine.agent)):
             self._unproven(refused)

@@ -4,6 +4,7 @@ Each turn is judged token by token as it is delivered, and whole at its end, by 
 sampled (S11).
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from relight.agents.replay.dispatch import Dispatch
@@ -12,7 +13,9 @@ from relight.agents.replay.ledger import Ledger, Policy
 from relight.agents.replay.limits import Call, Limits
 from relight.agents.replay.turn import Piece, ReplayError, Turn
 from relight.events.bus.client import Bus
-from relight.events.ids import Source
+from relight.events.bus.follow import Decided, Event, Synced
+from relight.events.decisions import RouteAdded, RouteFenced
+from relight.events.ids import EngineName, Source
 from tests.simulate.flow import Group
 from tests.simulate.kernel import Process
 from tests.simulate.link import Link
@@ -20,6 +23,10 @@ from tests.simulate.machine import Sampled, Web, Words
 
 if TYPE_CHECKING:
     from tests.simulate.world import Job
+
+
+FREED_S = 0.5
+"""A call that is freed has ended after this."""
 
 
 class Client:
@@ -37,14 +44,29 @@ class Client:
         """The one under way."""
         self.stopping = False
         """It begins no other turn."""
+        self.fenced: dict[tuple[EngineName, int], float] = {}
+        """Routes that it was told to leave, and when its calls there must have ended."""
 
     def start(self) -> None:
         world = self.job.world
         self.lives += 1
+        self.fenced.clear()
         process = self.process = world.process(f"client-{self.job.name}-{self.name}-{self.lives}")
         process.failed = world.broke
         self.link = world.link(process)
         process.spawn(self._main(self.link))
+
+    def hears(self, event: Event) -> None:
+        """What its follower tells it."""
+        decision = event.decision if isinstance(event, Decided) else None
+        if isinstance(decision, RouteFenced) and not decision.dry_run:
+            until_s = self.job.kernel.now + decision.drain_s + FREED_S
+            route = decision.engine, decision.incarnation
+            self.fenced[route] = min(until_s, self.fenced.get(route, until_s))
+        elif isinstance(decision, RouteAdded):
+            self.fenced.pop((decision.engine, decision.incarnation), None)
+        elif isinstance(event, Synced):
+            self.fenced.clear()
 
     def crash(self) -> None:
         if self.process is None:
@@ -86,7 +108,7 @@ class Client:
         call = Call(name, None, {}, {})
         speech: Any = Words(job)
         generation = Generation(dispatch, web, ledger, call, limits, speech=speech)  # type: ignore[arg-type]
-        turn = self.turn = Watched(job, name, prompt, most)
+        turn = self.turn = Watched(job, name, prompt, most, self.fenced)
         job.world.turns[name] = turn
         error: ReplayError | None = None
         try:
@@ -106,9 +128,17 @@ class Client:
 class Watched:
     """One turn as its caller sees it, against what was sampled."""
 
-    def __init__(self, job: "Job", name: str, prompt: list[int], most: int) -> None:
+    def __init__(
+        self,
+        job: "Job",
+        name: str,
+        prompt: list[int],
+        most: int,
+        fenced: Mapping[tuple[EngineName, int], float],
+    ) -> None:
         self.job = job
         self.name = name
+        self._fenced = fenced
         self._prompt = prompt
         self._most = most
         self._delivered: list[tuple[int, Sampled]] = []
@@ -147,6 +177,9 @@ class Watched:
             if sampled is None:
                 self._broken(f"is given token {token}, which was given before or never sampled")
                 return
+            if sampled.at_s > self._fenced.get(sampled.route, sampled.at_s):
+                engine, incarnation = sampled.route
+                self._broken(f"goes on at {engine}.{incarnation}, whose route its client was told to leave")
             if sampled.logprob != logprob:
                 self._broken(f"is given token {token} with logprob {logprob}, not {sampled.logprob}")
             last = self._delivered[-1][1] if self._delivered else None
@@ -174,6 +207,9 @@ class Watched:
             for token, sampled in self._delivered[start:end]:
                 if str(sampled.version) != version and not self.job.judge.is_excused(sampled):
                     self._broken(f"says {version} of token {token}, which {sampled.version} has sampled")
+        told = sum(end - start for _, start, end in turn.versions)
+        if whole and told != len(given):
+            self._broken(f"is complete, and says the version of {told} of its {len(given)} tokens")
         if whole and self.job.plan.same and len({version for version, _, _ in turn.versions}) > 1:
             self._broken(f"is complete with the versions {turn.versions}")
 

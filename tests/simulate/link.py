@@ -220,6 +220,8 @@ class Link:
         """Asked how much longer a script of that text travels."""
         self.deaf_to: str | None = None
         """The reply to the next script of that text is lost."""
+        self.lag_s = 0.0
+        """How much longer each command travels."""
         network.links = {link: None for link in network.links if link.process.alive}
         network.links[self] = None
 
@@ -231,7 +233,7 @@ class Link:
         return Client(self, options["socket_timeout"])
 
     def travel_s(self) -> float:
-        return LEAST_S + (MOST_S - LEAST_S) * self.network.random.random()
+        return self.lag_s + LEAST_S + (MOST_S - LEAST_S) * self.network.random.random()
 
     def pulse(self, key: str, source: str, boot: str, seq: int) -> Pulse:
         """Begin to pulse as `source`."""

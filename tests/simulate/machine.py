@@ -35,6 +35,9 @@ class Sampled(NamedTuple):
     logprob: float
     version: Version
     """Of the weights that really sampled it."""
+    route: tuple[EngineName, int]
+    """The engine and its incarnation."""
+    at_s: float
 
 
 class Machine:
@@ -170,8 +173,11 @@ class Engine:
 class Request:
     """One call under way."""
 
-    def __init__(self, name: str, incarnation: int, *, most: int, flight: "Flight") -> None:
+    def __init__(
+        self, name: str, engine: EngineName, incarnation: int, *, most: int, flight: "Flight"
+    ) -> None:
         self.name = name
+        self.route = engine, incarnation
         self.incarnation = incarnation
         self.most = most
         self.flight = flight
@@ -298,7 +304,7 @@ class Flight:
             raise Interrupted(End.REFUSED, f"{errand.address}: connection refused")
         self._engine = found[0]
         most = errand.ask.sampling_params["max_tokens"]
-        found[0].take(Request(self._name, found[1].incarnation, most=most, flight=self))
+        found[0].take(Request(self._name, found[0].name, found[1].incarnation, most=most, flight=self))
 
     async def read(self) -> list[Chunk]:
         """What came since; raises Interrupted."""

@@ -149,6 +149,7 @@ class WatchedTerm(Term):
 
     async def _commit(self, decided: Step, cursor: EntryId) -> None:
         number, first, self._first = self._number + 1, self._first, None
-        self._job.judge.intends(self.tenure.lease.epoch, number, Intended(decided, cursor, first))
+        intended = Intended(decided, cursor, first, self._job.kernel.now, self._now())
+        self._job.judge.intends(self.tenure.lease.epoch, number, intended)
         await super()._commit(decided, cursor)
         self._job.judge.believes(self.tenure.lease.epoch, number)

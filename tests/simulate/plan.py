@@ -33,6 +33,7 @@ KINDS = {
     "mind-frozen": "an orchestrator stands still and goes on as if nothing had happened",
     "mind-late": "a commit is under way for longer than its lease lasts",
     "mind-cut": "an orchestrator cannot reach the bus for a while",
+    "mind-slow": "an orchestrator's commands travel slowly for a while",
     "hand-over": "an orchestrator gives a job to another one",
     # trainers
     "trainer-crash": "a trainer dies, and a new run begins",
@@ -41,6 +42,7 @@ KINDS = {
     "trainer-cut": "a trainer cannot reach the bus for a while",
     "export-fails": "an export fails",
     "export-cut": "a trainer is interrupted in an export",
+    "republish": "an application announces weights of a version of before",
     "finish": "a training ends well, and another run begins",
     # the bus
     "bus-away": "the server cannot be reached for a while",
@@ -53,6 +55,7 @@ KINDS = {
     "doubled": "a hint stands in the stream twice",
     # clients
     "suspicion": "a client suspects a route that is well",
+    "burst": "a client says its suspicion again and again",
     "stream-cut": "the connection of one call breaks",
     "client-crash": "a client dies",
     "client-cut": "a client cannot reach the bus for a while",
@@ -80,6 +83,9 @@ class Plan(NamedTuple):
     minds: int = 2
     clients: int = 1
     settings: Settings = Settings()
+    behind_s: float = 0.0
+    """How far the clock of a server that takes over may be behind. Where that is more than a trainer needs to
+    come back, a run may be counted twice."""
     # the machines
     literal: bool = False
     """Ports stay across incarnations."""
@@ -140,6 +146,7 @@ def swarm(seed: int) -> Plan:
         starts_per_node=random.choice([1, 4]),
         starts_per_job=random.choice([1, 32]),
         floor=random.choice([1, 2]),
+        lease_s=random.choice([3.0, 3.0, 30.0]),
     )
     return Plan(
         seed=seed,

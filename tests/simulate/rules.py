@@ -6,18 +6,26 @@ is really there is the model's own account: nobody is believed. A rule that does
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from relight.events.bus import scripts
-from relight.events.decisions import Decision, RecoveryFinished, RouteAdded, StartEngine, StopEngine
-from relight.events.facts import NodeSilent
+from relight.events.decisions import (
+    Decision,
+    RecoveryFinished,
+    RouteAdded,
+    StartEngine,
+    StopEngine,
+    VerifyEngine,
+)
+from relight.events.facts import NodeSilent, TrainerSilent
 from relight.events.ids import DecisionId, EntryId, NodeName, RecoveryId, agent_source
-from relight.events.keys import Keys
 from relight.events.values import Member, Phase
 from relight.events.version import Version
 from relight.orchestrator.core import step as core
 from relight.orchestrator.core.job import Job as CoreJob
 from relight.orchestrator.core.job import Step
 from tests.search import invariants
+from tests.simulate import standing
+from tests.simulate.once import Once
 from tests.simulate.server import position
+from tests.simulate.words import READ_S
 
 if TYPE_CHECKING:
     from tests.simulate.machine import Engine, Sampled
@@ -25,23 +33,16 @@ if TYPE_CHECKING:
     from tests.simulate.world import Job
 
 
-TICK_S = 0.002
-"""The server counts whole milliseconds."""
-
 SPEAKS_S = 4.0
 """Who has pulsed for so long is seen to."""
 
 
+ENDLESS, ENDLESS_S = 1000, 10.0
+"""Who decides so much within so long answers answers."""
+
+
 GRACE_S = 1.5
 """What two looks may differ by."""
-
-
-class Broken(Exception):
-    """A rule does not hold."""
-
-    def __init__(self, rule: str, what: str) -> None:
-        super().__init__(f"{rule}: {what}")
-        self.rule = rule
 
 
 class Intended(NamedTuple):
@@ -51,27 +52,23 @@ class Intended(NamedTuple):
     cursor: EntryId
     first: EntryId | None
     """The first fact that it follows from, if it does from any."""
+    at_s: float
+    """When it was decided."""
+    at: int
+    """The same in bus time (ms), as far as the term knows it."""
 
 
-class Judge:
+class Judge(Once):
     """One job's."""
 
     def __init__(self, job: "Job") -> None:
-        self._job = job
-        self._keys = Keys(job.name)
+        super().__init__(job)
         self.job: CoreJob | None = None
         """As it stands on the bus."""
         self.number = 0
         self._cursor = EntryId("0-0")
         self._life = -1
         """The server that `number` and `cursor` are counted on."""
-        self._epochs: set[int] = set()
-        self._runs: set[int] = set()
-        self._holder = ""
-        """The epoch that the lease was given to last, and until when it lasts."""
-        self._held_until_s = 0.0
-        self._seen: dict[str, tuple[str, int]] = {}
-        """Under which boot a source speaks, and the last number that was appended."""
         self._taken: set[tuple[int, int]] = set()
         """Commits: epoch and number."""
         self._intended: dict[tuple[int, int], Intended] = {}
@@ -81,66 +78,21 @@ class Judge:
         self._since: dict[NodeName, int] = {}
         """The epoch under which each node was first heard of on this bus."""
         self._alone: set[Version] = set()
-
-    def broken(self, rule: str, what: str) -> None:
-        self._job.kernel.halt(Broken(rule, f"{self._job.name}: {what}"))
+        self._counted_from_s = 0.0
+        self._counted = 0
+        """Decisions since then."""
 
     def _ask(self, broken: str | None) -> None:
         if broken:
             rule, _, what = broken.partition(": ")
             self.broken(rule, what)
 
-    # --- numbers that are given out once -----------------------------------------------------------
-
-    def took(self, epoch: int) -> None:
-        if epoch in self._epochs:
-            self.broken("S10", f"epoch {epoch} is issued twice")
-        self._epochs.add(epoch)
-
-    def began(self, run: int) -> None:
-        if run in self._runs:
-            self.broken("S9", f"run {run} is issued twice")
-        self._runs.add(run)
-
-    def ran(self, script: str, args: list[str], reply: Any) -> None:
-        """The server has executed a script of the job: what it took it takes once, and from nobody."""
-        now_s = self._job.kernel.now
-        if script == scripts.TAKE and reply[0] == "OK":
-            if now_s < self._held_until_s - TICK_S:
-                self.broken("S10", f"the lease is taken while epoch {self._holder} holds it")
-            self._holder, self._held_until_s = reply[1], now_s + float(args[1]) / 1000.0
-        elif script in (scripts.RENEW, scripts.RELEASE) and reply:
-            epoch = args[0].partition(":")[0]
-            if self._holder not in ("", epoch):
-                self.broken("S10", f"epoch {epoch} keeps or gives up the lease of epoch {self._holder}")
-            lasts_s = float(args[1]) / 1000.0 if script == scripts.RENEW else 0.0
-            self._holder, self._held_until_s = epoch, now_s + lasts_s
-        elif script == scripts.FORGET and reply > 0:
-            for source in args[1::2]:
-                self._seen.pop(source, None)
-        elif script == scripts.APPEND and reply[0] == "OK":
-            self._appended(args, int(reply[1]))
-
-    def _appended(self, args: list[str], added: int) -> None:
-        """Each numbered fact stands in the stream once, whatever was retried or came late."""
-        source, boot, at = args[0], args[1], 3
-        speaks, last = self._seen.get(source, (boot, 0))
-        if speaks != boot and args[2] != "1":
-            self.broken("S8", f"{source} appends as {boot} after it has begun to speak as {speaks}")
-        fresh, last = 0, last if speaks == boot else 0
-        while at < len(args):
-            if int(args[at]) > last:
-                fresh, last = fresh + 1, int(args[at])
-            at += 2 + int(args[at + 1])
-        if added > fresh:
-            self.broken("S10", f"facts of {source} up to {last} are appended twice")
-        self._seen[source] = boot, last
-
     # --- the core and its commits ------------------------------------------------------------------
 
     def stepped(self, before: CoreJob, heard: Any, done: Step) -> None:
         """The core has taken a step."""
         self._ask(invariants.of_step(before, heard, done))
+        self._ask(standing.of_step(before, heard, done))
 
     def intends(self, epoch: int, number: int, intended: Intended) -> None:
         self._intended[epoch, number] = intended
@@ -155,8 +107,7 @@ class Judge:
         self._life = -1
         self._finished.clear()
         self._since.clear()
-        self._seen.clear()
-        self._holder, self._held_until_s = "", 0.0
+        self.forgets()
 
     def is_current(self) -> bool:
         """Whether `job` is what stands on the server that there is."""
@@ -190,6 +141,10 @@ class Judge:
             before = None
         self._life, self.number, self._cursor, self.job = server.life, number, intended.cursor, job
         self._taken.add((epoch, number))
+        self._counts(len(intended.step.decisions))
+        self._ask(standing.of_job(job))
+        if before is not None:
+            self._ask(standing.of_waits(before, job, intended.at))
         for engine in job.engines.values():
             record = job.meta.nodes.get(engine.node)
             if engine.route is not None and record is not None and record.silent:
@@ -199,12 +154,30 @@ class Judge:
         for decision in intended.step.decisions:
             if isinstance(decision, Decision):
                 self._decided(before, job, decision)
-            elif isinstance(decision, NodeSilent):
-                self._called_silent(decision, holder=args[0].partition(":")[2])
+            elif isinstance(decision, NodeSilent | TrainerSilent):
+                self._called_silent(decision, intended)
+                if isinstance(decision, NodeSilent):
+                    self._node_called_silent(decision, holder=args[0].partition(":")[2])
+        self.words.read(intended.cursor)
         for engine in self._job.engines:
             self.engine(engine)
 
-    def _called_silent(self, silent: NodeSilent, *, holder: str) -> None:
+    def _counts(self, decisions: int) -> None:
+        """L3: whoever is asked again and again is so with a rest in between."""
+        now_s = self._job.kernel.now
+        if now_s - self._counted_from_s > ENDLESS_S:
+            self._counted_from_s, self._counted = now_s, 0
+        self._counted += decisions
+        if self._counted > ENDLESS:
+            self.broken("L3", f"{self._counted} decisions within {now_s - self._counted_from_s:.1f} s")
+
+    def _called_silent(self, silent: NodeSilent | TrainerSilent, intended: Intended) -> None:
+        """L6: nobody is judged by silence before what was said is read."""
+        waits_s = self.words.unread_s(intended.cursor, now_s=intended.at_s)
+        if waits_s > READ_S:
+            self.broken("L6", f"{silent} is decided while facts of {waits_s:.1f} s ago are unread")
+
+    def _node_called_silent(self, silent: NodeSilent, *, holder: str) -> None:
         """L6: nobody is judged by silence who speaks: not after a stall or an outage of our own either."""
         pulse = self._job.world.server.pulses[self._keys.pulse].get(agent_source(silent.node))
         spoke_s = pulse.beating_s() if pulse is not None else 0.0
@@ -237,8 +210,12 @@ class Judge:
                 stood = before.engines.get(engine.name) if before is not None else None
                 if stood is not None and stood.route is None:
                     self._ask(invariants.of_route(decision, engine.agent))
+                    if asked := self.words.unanswered(engine.name):
+                        self.broken("S1", f"{engine.name} is given a route while {asked} is not answered")
                     if self._is_known(job, engine):
                         self._ask(invariants.of_report("routed", engine.name, job.epoch, engine.agent))
+            case VerifyEngine():
+                self.words.asked(decision)
             case StopEngine():
                 self._stopped(before, decision)
             case RecoveryFinished() if decision.recovery is not None:

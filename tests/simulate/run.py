@@ -5,11 +5,14 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from relight.agents.replay import dispatch
 from relight.agents.trainer import gate
 from relight.orchestrator import term
-from tests.simulate.faults import Injector
+from tests.simulate.faults import FAULTS
+from tests.simulate.faults.injector import Injector
+from tests.simulate.once import Broken
 from tests.simulate.plan import Plan, swarm
-from tests.simulate.rules import Broken, Watched
+from tests.simulate.rules import Watched
 from tests.simulate.settle import settle
 from tests.simulate.stage import staged
 from tests.simulate.world import World
@@ -40,7 +43,7 @@ def run(plan: Plan, *, traced: bool = False, settles: bool = True) -> Result:
     with staged(world.flow, _others(world)):
         try:
             world.start()
-            injector = Injector(world)
+            injector = Injector(world, FAULTS)
             injector.start()
             world.kernel.run(plan.faults_s)
             if settles:
@@ -67,6 +70,7 @@ def _others(world: World) -> dict[str, dict[str, object]]:
     core = Watched(world.judge)
     return {
         gate.__name__: {"threading": world.flow.threading},
+        dispatch.__name__: {"Follower": world.followed},
         term.__name__: {
             "step": core.step,
             "tick": core.tick,

@@ -29,6 +29,8 @@ class Stream:
         self.ids: list[tuple[int, int]] = []
         self.entries: Entries = []
         self.last = (0, 0)
+        self.gone = (0, 0)
+        """The last one that was trimmed."""
 
     def add(self, ms: int, fields: Fields) -> str:
         last = self.last
@@ -44,12 +46,14 @@ class Stream:
 
     def trim(self, keep: int) -> int:
         gone = max(0, len(self.ids) - keep) // NODE * NODE
+        self.gone = self.ids[gone - 1] if gone else self.gone
         del self.ids[:gone], self.entries[:gone]
         return gone
 
     def copy(self) -> "Stream":
         twin = Stream()
         twin.ids, twin.entries, twin.last = list(self.ids), list(self.entries), self.last
+        twin.gone = self.gone
         return twin
 
 

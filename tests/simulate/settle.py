@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from relight.events.facts import ReleaseRequested
 from relight.events.schema import EngineState
 from relight.events.values import Phase
-from tests.simulate.faults import OPERATOR
-from tests.simulate.rules import Broken
+from tests.simulate.faults.injector import OPERATOR
+from tests.simulate.once import Broken
 
 if TYPE_CHECKING:
-    from tests.simulate.faults import Injector
+    from tests.simulate.faults.injector import Injector
     from tests.simulate.world import Job, World
 
 TAIL_S = 900.0

@@ -28,6 +28,7 @@ from relight.events.ids import BootId, SyncId, trainer_source
 from relight.events.values import Member
 from relight.events.version import Version
 from tests.simulate.flow import Condition, Event, Scope
+from tests.simulate.followed import Followed
 from tests.simulate.kernel import Process
 from tests.simulate.link import Link, Pulse
 
@@ -131,6 +132,15 @@ class Trainer:
         self._cut_off.set()
         return True
 
+    def announces_again(self) -> bool:
+        """Announce the oldest weights of this run that stand, as applications may; whether there are any."""
+        run = self.gate.barrier.run if self.gate is not None else 0
+        older = sorted(version for version in self.written if version.run == run)[:-1]
+        if not self.up or not older:
+            return False
+        self.publisher.say(_published(older[0], None))
+        return True
+
     def _failed(self, error: BaseException) -> None:
         """The application ends by an error."""
         if not isinstance(error, ENDS):
@@ -148,7 +158,7 @@ class Trainer:
         run = await self._begin(job)
         self.job.judge.began(run)
         gate.begin(run)
-        follower = Follower(job)
+        follower = Followed(job, self.job.judge)
         while not isinstance(event := await follower.next(), Synced):
             pass
         gate.hear(event)
@@ -245,6 +255,7 @@ class Trainer:
         if job.fails("export-fails"):
             raise ExportFailed("disk full")
         if not job.plan.pushes:
+            self.written.add(order.version)
             return WeightsPublished(
                 sync=order.sync,
                 version=order.version,

@@ -10,6 +10,7 @@ from typing import Any
 from relight.events import codec
 from relight.events.bus import scripts
 from relight.events.bus.client import Bus
+from relight.events.bus.job import JobBus
 from relight.events.errors import BusUnavailable, Fenced, Undecodable, leaves
 from relight.events.facts import Fact
 from relight.events.ids import EngineName, JobName, NodeName, Source
@@ -20,12 +21,14 @@ from tests.search.lines import said
 from tests.simulate.agent import NodeAgent
 from tests.simulate.client import Client, Watched
 from tests.simulate.flow import Event, Flow
+from tests.simulate.followed import Followed
 from tests.simulate.kernel import Kernel, Process
 from tests.simulate.link import Link, Network
 from tests.simulate.machine import Engine, Machine, Request, Sampled
 from tests.simulate.mind import Mind
+from tests.simulate.once import Broken
 from tests.simulate.plan import Plan
-from tests.simulate.rules import Broken, Judge
+from tests.simulate.rules import Judge
 from tests.simulate.server import Fields, Server
 from tests.simulate.slot import Slot
 from tests.simulate.trainer import Trainer
@@ -129,7 +132,9 @@ class World:
         """A token that there never was, sampled by weights of `version`."""
         self.tokens += 1
         logprob = -self.random.random()
-        self.sampled[self.tokens] = Sampled(request.name, request.made, logprob, version)
+        self.sampled[self.tokens] = Sampled(
+            request.name, request.made, logprob, version, request.route, self.kernel.now
+        )
         return self.tokens, logprob
 
     def asked(self, request: str, token_ids: list[int], params: dict[str, Any]) -> None:
@@ -152,7 +157,10 @@ class World:
     def _entry(self, stream: str, entry_id: str, fields: Fields) -> None:
         self.entries += 1
         self._hash.update(f"{self.kernel.events} {stream} {entry_id} {fields.get('data')}".encode())
-        if self.lines is not None and stream in self._streams:
+        job = self._streams.get(stream)
+        if job is not None and stream.endswith(":facts"):
+            job.judge.words.appended(entry_id, now_s=self.kernel.now)
+        if self.lines is not None and job is not None:
             self._trace(stream, entry_id, fields)
 
     def _trace(self, stream: str, entry_id: str, fields: Fields) -> None:
@@ -176,6 +184,12 @@ class World:
 
     def count(self, kind: str) -> None:
         self.faults[kind] += 1
+
+    def followed(self, bus: JobBus) -> Followed:
+        """The follower of the client whose code runs."""
+        clients = [client for job in self.jobs for client in job.clients]
+        client = next(each for each in clients if each.process is self.kernel.process)
+        return Followed(bus, client.job.judge, client.hears)
 
     def judge(self) -> Judge:
         """That of the job whose task runs."""

@@ -1,0 +1,179 @@
+"""prime-rl: one admin address in front of all engines of a job, as prime-rl's orchestrator calls its servers.
+
+Its trainer writes each step's weights into a directory; its orchestrator then has every server pause, load
+the directory and go on. Here that is a version that is published: each engine's agent loads it, with proof,
+also into an engine that is started later; and the call returns when every engine that is routed has it.
+
+    python -m relight.agents.adapters.prime_rl --job prime-1 --port 8200
+"""
+
+import argparse
+import os
+import re
+import signal
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+
+import anyio
+import anyio.to_thread
+from aiohttp import web
+from anyio.abc import TaskStatus
+
+from relight.agents.snapshot import SnapshotError
+from relight.agents.trainer.api import Trainer
+from relight.agents.trainer.session import trainer
+from relight.events.bus.client import open_bus
+from relight.events.bus.follow import Follower
+from relight.events.bus.job import JobBus
+from relight.events.errors import BusUnavailable, UsageError
+from relight.events.ids import job_name
+from relight.events.version import Version
+
+STEP = re.compile(r"step_(\d+)$")
+"""How prime-rl names the directory of a step's weights."""
+ROUTED_S = 600.0
+"""Longest load of all engines; prime-rl waits for 720 s, and asks again."""
+
+Route = Callable[["Admin", web.Request], Awaitable[web.Response]]
+
+
+class Admin:
+    """What the calls are made of. Its session is the run of prime-rl's trainer."""
+
+    def __init__(self, session: Trainer, job: JobBus) -> None:
+        self._session = session
+        self._job = job
+
+    async def publish(self, directory: str) -> Version:
+        """Have every engine load `directory`; returns when those that are routed have it.
+
+        Raises SnapshotError for what holds no weights, UsageError for a name without a step, TimeoutError.
+        """
+        named = STEP.search(directory.rstrip("/"))
+        if named is None:
+            raise UsageError(f"weight_dir {directory!r} does not end in step_N")
+        step = int(named[1])
+        version = Version(self._session.run, step)
+        with anyio.fail_after(ROUTED_S):
+            await anyio.to_thread.run_sync(self._session.published, step, directory)
+            await self._routed(version)
+        return version
+
+    async def _routed(self, version: Version) -> None:
+        follower = Follower(self._job)
+        while True:
+            await follower.next()  # that the state was read, and then whatever is decided
+            try:
+                engines = (await self._job.snapshot()).engines.values()
+            except BusUnavailable:
+                continue
+            routes = [engine.route.version for engine in engines if engine.route is not None]
+            if routes and min(routes) >= version:
+                return
+
+
+async def _update_weights(admin: Admin, request: web.Request) -> web.Response:
+    directory = (await request.json()).get("weight_dir")
+    if not directory:
+        return _refused(501, "weights over NCCL are not taken: set weight_broadcast.type = 'filesystem'")
+    try:
+        version = await admin.publish(directory)
+    except UsageError as error:
+        return _refused(400, str(error))
+    except SnapshotError as error:  # a directory that is not whole on this machine yet: it is asked for again
+        return _refused(500, str(error))
+    except TimeoutError:
+        return _refused(504, f"{directory} is not with every engine after {ROUTED_S:g} s")
+    return web.json_response({"status": "ok", "version": str(version)})
+
+
+async def _done(_: Admin, __: web.Request) -> web.Response:
+    """Each engine is paused by its agent, for its own load alone."""
+    return web.json_response({"status": "ok"})
+
+
+async def _no_group(_: Admin, __: web.Request) -> web.Response:
+    return _refused(501, "a broadcaster's group is made once and holds no replacement: use the file system")
+
+
+async def _no_adapter(_: Admin, __: web.Request) -> web.Response:
+    return _refused(501, "adapters that are not merged are not supported")
+
+
+def _refused(status: int, why: str) -> web.Response:
+    return web.json_response({"error": {"message": why, "code": status}}, status=status)
+
+
+ROUTES: tuple[tuple[str, str, Route], ...] = (
+    ("GET", "/health", _done),
+    ("GET", "/liveness", _done),
+    ("POST", "/pause", _done),
+    ("POST", "/resume", _done),
+    ("POST", "/update_weights", _update_weights),
+    ("POST", "/init_broadcaster", _no_group),
+    ("POST", "/load_lora_adapter", _no_adapter),
+)
+
+
+@asynccontextmanager
+async def _admin(url: str, job: str) -> AsyncGenerator[Admin]:
+    session = trainer(url, job=job, ranks="one")
+    async with open_bus(url) as bus:
+        await anyio.to_thread.run_sync(session.__enter__)
+        try:
+            yield Admin(session, bus.job(job_name(job)))
+        finally:
+            with anyio.CancelScope(
+                shield=True
+            ):  # another life may follow: the job is not finished by this one
+                await anyio.to_thread.run_sync(session.__exit__, SystemExit, SystemExit(), None)
+
+
+async def serve(
+    url: str,
+    *,
+    job: str,
+    host: str = "127.0.0.1",
+    port: int = 8200,
+    task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve until cancelled; `task_status` is told the port. Raises BusUnavailable, UsageError, OSError."""
+    async with _admin(url, job) as admin:
+        app = web.Application()
+        for method, path, route in ROUTES:
+            app.router.add_route(method, path, partial(route, admin))
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, host, port).start()
+            task_status.started(int(runner.addresses[0][1]))
+            await anyio.sleep_forever()
+        finally:
+            await runner.cleanup()
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Serve until SIGTERM or Ctrl-C."""
+    parser = argparse.ArgumentParser(prog="relight.agents.adapters.prime_rl", description=serve.__doc__)
+    parser.add_argument("--bus", default=os.environ.get("RELIGHT_BUS_URL"), help="default: RELIGHT_BUS_URL")
+    parser.add_argument("--job", required=True)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8200)
+    args = parser.parse_args(argv)
+    if not args.bus:
+        parser.error("no bus is named: give --bus URL or set RELIGHT_BUS_URL")
+
+    async def served() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(serve, args.bus, job=args.job, host=args.host, port=args.port))
+            with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                async for _ in signals:
+                    break
+            tasks.cancel_scope.cancel()
+
+    anyio.run(served)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""AsyncLLM in the application's own Ray actor, all of it real: the core is killed, then the actor itself."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from relight.events import codec
+from relight.events.bus.client import open_bus
+from relight.events.bus.embedded import Embedded
+from relight.events.facts import EngineDead, EngineStarted, EngineStopped, Fact, StartFailed
+from relight.events.ids import BEGINNING, JobName
+from relight.orchestrator.cli.demo import model
+from relight.orchestrator.cli.demo.layout import RELIGHT, command_of
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.vllm,
+    pytest.mark.timeout(420),
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
+]
+JOB = JobName("asyncllm")
+APP = Path(__file__).with_name("asyncllm_app.py")
+"""Its own process: Ray's and vLLM's warnings are not errors there."""
+
+
+@pytest.fixture
+def ray_dir() -> Iterator[str]:
+    """A short path: Ray puts sockets below it."""
+    folder = tempfile.mkdtemp(prefix="r-")
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def running(*command: str, log: Path) -> Iterator[None]:
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(120)
+
+
+async def facts(url: str) -> list[Fact]:
+    async with open_bus(url) as bus:
+        entries = await bus.job(JOB).read_facts(BEGINNING, count=10_000)
+        return [codec.decode_fact(entry) for entry in entries]
+
+
+def ray_processes(folder: str) -> list[int]:
+    """Those of the cluster that has its files there."""
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and folder.encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found
+
+
+async def test_a_turn_goes_on_in_the_next_actor_after_its_core_and_then_its_actor_was_killed(
+    server: Embedded, tmp_path: Path, ray_dir: str
+) -> None:
+    model.make("vllm", tmp_path / "model")
+    write_node_file(tmp_path)
+    bus = ("--bus", server.url)
+    decide = (*RELIGHT, "orchestrate", *bus, "--job", JOB)
+    own = (*RELIGHT, "agent", *bus, "--config", str(tmp_path / "node.toml"), "--stop-engines")
+    with running(*decide, log=tmp_path / "orchestrator.log"), running(*own, log=tmp_path / "agent.log"):
+        places = (str(tmp_path / "node"), ray_dir, str(tmp_path / "model"))
+        words = [sys.executable, str(APP), server.url, JOB, *places]
+        ran = await anyio.run_process(words, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        told = await facts(server.url)
+    assert ran.returncode == 0, (ran.stderr.decode()[-6000:], told)
+    report: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    assert_the_callers_saw_it(report)
+    assert_it_was_proven_gone(report, told)
+    assert not ray_processes(ray_dir)
+
+
+def write_node_file(folder: Path) -> None:
+    command, env = command_of("vllm")
+    table = "\n".join(
+        f"{key} = {json.dumps(value)}" for key, value in {**env, "OMP_NUM_THREADS": "1"}.items()
+    )
+    (folder / "node.toml").write_text(
+        f'job = "{JOB}"\nnode = "node-a"\nhost = "127.0.0.1"\nstate_dir = "{folder}/node"\n'
+        f'[[engines]]\nname = "e0"\nlauncher = "delegated"\nmodel = "{folder}/model"\n'
+        f'cache_dir = "{folder}/cache"\ncommand = {json.dumps(command)}\n[engines.env]\n{table}\n'
+    )
+
+
+def assert_the_callers_saw_it(report: dict[str, Any]) -> None:
+    """EngineDeadError and ActorDiedError are told apart; the turn is the uninterrupted one to the token."""
+    assert report["direct"]["loss"] == "engine" and report["direct"]["made"] >= 24
+    assert report["orphaned"]["loss"] == "actor" and report["orphaned"]["made"] >= 24
+    turn = report["turn"]
+    assert turn["token_ids"] == report["reference"]
+    assert turn["logprobs"] == len(turn["token_ids"]) and turn["finish"] == "length"
+    first, *between, last = turn["attempts"]
+    assert first[:2] == ["e0", 1] and first[3] == "error_frame" and first[4].startswith("engine: ")
+    assert last[:2] == ["e0", report["incarnation"]] and last[2] >= 24, "it went on from the partial"
+    assert not between
+    assert report["incarnation"] == 2 and report["named"]
+    assert report["first"]["placement_group"] == report["second"]["placement_group"] == report["group"]
+    assert report["first"]["pid"] != report["second"]["pid"]
+    assert report["paused"] and report["updated"] == report["reference"]
+
+
+def assert_it_was_proven_gone(report: dict[str, Any], told: list[Fact]) -> None:
+    """Core, worker, actor and listener, each time before the next one was begun."""
+    dead = [fact for fact in told if isinstance(fact, EngineDead)]
+    stopped = [fact for fact in told if isinstance(fact, EngineStopped)]
+    started = [fact for fact in told if isinstance(fact, EngineStarted)]
+    assert not [fact for fact in told if isinstance(fact, StartFailed) and fact.incarnation < 3]
+    assert [(fact.incarnation, fact.cause, fact.signal) for fact in dead[:2]] == [
+        (1, "signal", signal.SIGKILL),
+        (2, "signal", signal.SIGKILL),
+    ]
+    for each, seen in zip(("first", "second"), range(2), strict=True):
+        proof = stopped[seen].proof
+        pids = {process.pid for process in proof.processes}
+        assert report[each]["pid"] in pids and len(pids) >= 3 and proof.port_free
+        assert set(started[seen].processes) <= set(proof.processes)
+    order = [fact for fact in told if fact in (dead[0], stopped[0], started[1])]
+    assert order == [dead[0], stopped[0], started[1]]
