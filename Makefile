@@ -5,7 +5,7 @@
 # make mutants     safeguards are taken away, one by one: each must be missed, 3 minutes; LONG=1: from seed 0
 # make crash-points  processes die before and after each of their effects, 5 minutes; LONG=1: all pairs, hours
 # make journals      real runs that were recorded, told to the core again: the same decisions, byte by byte
-# make ray-faults    everything that Ray runs a job on is killed in turn, on several raylets, 6 minutes
+# make ray-faults    everything that Ray runs a job on is killed in turn, on several raylets, 4 minutes
 # make example-grpo  a small GRPO training without and with engines that are killed: rewards, picture
 # make check  formatting, lint, types, architecture and packaging tests
 # make soak-replay   a thousand streams while their engines are killed at random, 2 minutes; LONG=1: 6 minutes
@@ -141,6 +141,9 @@ $(READY): pyproject.toml Makefile
 
 	# SkyRL's client alone: the versions that the whole package asks for are others than vLLM's CPU build has.
 	$(PIP) --no-deps skyrl==0.3.0
+	# verl, and of what it imports what is not there yet: its bound on transformers leaves none that vLLM takes.
+	$(PIP) --no-deps verl==0.9.1 antlr4-python3-runtime==4.9.3 codetiming==1.4.0 hydra-core==1.3.8 omegaconf==2.3.1 \
+	    orjson==3.13.0 peft==0.21.2 pyvers==0.1.0 tensordict==0.10.0 torchdata==0.11.0 TransferQueue==0.1.11
 
 	# The CPU build's torchvision may not match its torch; text models need none of the three.
 	if has $(IN)/python torchvision && ! $(IN)/python -c 'import torchvision' >/dev/null 2>&1; then

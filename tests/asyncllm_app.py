@@ -135,7 +135,7 @@ def living(there: Actors) -> tuple[int, Any]:
 
 def main() -> None:
     url, job, state_dir, ray_dir, model = sys.argv[1:]
-    os.environ["RAY_worker_niceness"] = "0"  # Ray's own 15 would have it wait for everything else here
+    os.environ.update(RAY_worker_niceness="0")  # Ray's own 15 would have it wait for everything else here
     ray.init(
         num_cpus=2, include_dashboard=False, _temp_dir=ray_dir, log_to_driver=False,
         object_store_memory=100 * 1024 * 1024, namespace="app",
@@ -143,6 +143,7 @@ def main() -> None:
     try:
         group = ray.util.placement_group([{"CPU": 1}])
         with actors(state_dir, {ENGINE: Bundle(group)}, job=job, connect_s=60.0) as there:
+            print("ready", flush=True)
             report = asyncio.run(scenario(url, job, model, there))
         print(json.dumps({**report, "group": group.id.hex()}))
     finally:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from relight.events import codec
@@ -79,13 +80,24 @@ async def test_a_turn_goes_on_in_the_next_actor_after_its_core_and_then_its_acto
     bus = ("--bus", server.url)
     decide = (*RELIGHT, "orchestrate", *bus, "--job", JOB)
     own = (*RELIGHT, "agent", *bus, "--config", str(tmp_path / "node.toml"), "--stop-engines")
-    with running(*decide, log=tmp_path / "orchestrator.log"), running(*own, log=tmp_path / "agent.log"):
-        places = (str(tmp_path / "node"), ray_dir, str(tmp_path / "model"))
-        words = [sys.executable, str(APP), server.url, JOB, *places]
-        ran = await anyio.run_process(words, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    places = (str(tmp_path / "node"), ray_dir, str(tmp_path / "model"))
+    with running(*own, log=tmp_path / "agent.log"):
+        app = subprocess.Popen(
+            [sys.executable, str(APP), server.url, JOB, *places],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        try:
+            assert app.stdout is not None
+            await anyio.to_thread.run_sync(app.stdout.readline)  # it is there before it is asked
+            with running(*decide, log=tmp_path / "orchestrator.log"):
+                out, errors = await anyio.to_thread.run_sync(app.communicate)
+        finally:
+            app.kill()
         told = await facts(server.url)
-    assert ran.returncode == 0, (ran.stderr.decode()[-6000:], told)
-    report: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    assert app.returncode == 0, (errors.decode()[-6000:], told)
+    report: dict[str, Any] = json.loads(out.splitlines()[-1])
     assert_the_callers_saw_it(report)
     assert_it_was_proven_gone(report, told)
     assert not ray_processes(ray_dir)

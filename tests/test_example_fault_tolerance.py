@@ -1,4 +1,4 @@
-"""The example on a Ray cluster: real raylets, a core killed in the middle of two calls, every check passed."""
+"""The example on a Ray cluster: real raylets, a core killed in two calls, and every check of the audit."""
 
 import importlib.util
 import os

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.__main__ import hunt, passes
 from tests.mutants.aims import AIMS, aimed
 from tests.mutants.copies import ROOT, apply, mutated
 from tests.mutants.patch import Patch
 from tests.mutants.patches import PATCHES
+from tests.mutants.trial import hunt, passes
 from tests.simulate.plan import KINDS, swarm
 
 

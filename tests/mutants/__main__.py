@@ -8,59 +8,16 @@ was found. Ends in one line of figures; 1 where a mutant lives on, 130 on Ctrl-C
 import argparse
 import multiprocessing
 import os
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
-import msgspec
-
-from tests.mutants.aims import aimed
-from tests.mutants.copies import mutated
-from tests.mutants.hunt import STATES, TAIL_EVERY, Found, Quarry
-from tests.mutants.patch import Patch
 from tests.mutants.patches import PATCHES
-from tests.search.plans import ONE, TWO
-from tests.search.search import Search
-from tests.simulate.run import quiet, run
+from tests.mutants.trial import Hunted, hunt, passes
+from tests.simulate.run import quiet
 
 SHORT_S, LONG_S = 25.0, 900.0
 """For the hunt of one mutant in the simulation, and as long again in the search."""
-
-
-class Hunted(NamedTuple):
-    patch: Patch
-    found: Found | None
-    said: str = ""
-
-
-def hunt(patch: Patch, seconds: float, *, knows: bool = True) -> Hunted:
-    """Look for what the mutant breaks, in a process of its own. `knows`: the seed that is named."""
-    quarry = Quarry(patch.aim, patch.seed if knows else None, seconds)
-    with mutated(patch) as copy:
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.mutants.hunt", msgspec.json.encode(quarry).decode()],
-            cwd=copy,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join((str(copy / "src"), str(copy)))},
-            capture_output=True,
-            text=True,
-            timeout=4 * seconds + 120.0,
-            check=False,
-        )
-    if done.returncode:
-        return Hunted(patch, None, done.stderr[-2000:])
-    return Hunted(patch, msgspec.json.decode(done.stdout.splitlines()[-1], type=Found | None))
-
-
-def passes(one: Hunted) -> str | None:
-    """What the product as it stands breaks where the mutant was found; none where it is nothing."""
-    assert one.found is not None
-    if one.found.by == "simulation":
-        return run(aimed(one.patch.aim, one.found.seed)).broken
-    plan = next(each for each in (*ONE, *TWO) if each.name == one.found.plan)
-    states = min(STATES, one.found.needed + 1)
-    return Search(plan).run(states=states, seconds=LONG_S, tail_every=TAIL_EVERY).broken
 
 
 def show(one: Hunted, *, table: bool) -> None:

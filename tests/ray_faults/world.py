@@ -32,6 +32,7 @@ HEALTH = {
 """A raylet that is gone refuses ten looks within 5 s; one that is only slow, as on a busy machine, is not."""
 ORCHESTRATOR = "[defaults]\nnode_silence_s = 6.0\nmove_after_s = 2.0\nbackoff_s = 0.2\nrestarts = 50\n"
 UP_S, DOWN_S = 90.0, 60.0
+STARTS = 3
 NODE_ARGS: dict[str, Any] = {"num_cpus": 1, "num_gpus": 1}
 
 
@@ -211,16 +212,13 @@ def standing(*, gcs_may_die: bool = False) -> Iterator[World]:
     """A world with a head that holds nothing; whatever was begun in it is gone afterwards."""
     root = Path(tempfile.mkdtemp(prefix="relight-ray-"))
     atexit.register(shutil.rmtree, root, ignore_errors=True)  # behind Ray's own, which makes its folder again
-    from ray.cluster_utils import Cluster
-
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, root, ignore_errors=True)
         bus = stack.enter_context(embedded(root / "bus"))
         if gcs_may_die:
             stack.enter_context(_kept_elsewhere(root))
         world = World(root, bus)
-        head = {"num_cpus": 0, "include_dashboard": False, "_system_config": HEALTH}
-        world.cluster = Cluster(initialize_head=True, head_node_args={**head, "temp_dir": str(root / "r")})
+        world.cluster = _cluster(root)
         stack.callback(world.cluster.shutdown)
         settings = root / "orchestrator.toml"
         settings.write_text(ORCHESTRATOR)
@@ -235,6 +233,21 @@ def standing(*, gcs_may_die: bool = False) -> Iterator[World]:
         stack.callback(_leave)
         stack.callback(_sweep, world)
         yield world
+
+
+def _cluster(root: Path) -> Any:
+    """A head that holds nothing. Ray gives it 30 s to come up, which a busy machine may exceed."""
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": 0, "include_dashboard": False, "_system_config": HEALTH}
+    for attempt in range(STARTS):
+        try:
+            arguments = {**head, "temp_dir": str(root / f"r{attempt}")}
+            return Cluster(initialize_head=True, head_node_args=arguments)
+        except Exception as error:
+            if "timed out during startup" not in str(error) or attempt == STARTS - 1:
+                raise
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _leave() -> None:

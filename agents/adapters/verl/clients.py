@@ -4,6 +4,9 @@ The fully-async client with partial rollout resumes by itself. All others would 
 to the agent loop as if it were the turn.
 """
 
+# verl's classes have no types: whatever `super()` gives is unknown.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 import logging
 from typing import Any
 

@@ -5,6 +5,9 @@ comes, and says afterwards that its engine has not loaded. verl's worker waits o
 and inside the event loop; here its sockets have a limit.
 """
 
+# verl's classes have no types: whatever `super()` gives is unknown.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from pathlib import Path
 from typing import Any
 

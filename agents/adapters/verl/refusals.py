@@ -1,7 +1,6 @@
 """What cannot work, refused by its name in verl's config, each with what to set instead."""
 
 import inspect
-from collections.abc import Mapping
 from typing import Any
 
 from relight.agents.adapters.verl.theirs import theirs
@@ -72,9 +71,10 @@ def check_transfer(transfer: Any) -> None:
     theirs("verl.utils.import_utils").import_external_libs(transfer.custom_backend_module or None)
     engine: Any = theirs("verl.checkpoint_engine").CheckpointEngineRegistry.get(backend)
     takes = inspect.signature(engine).parameters
-    given: Mapping[str, Any] = (transfer.engine_kwargs or {}).get(backend) or {}
+    engines: Any = transfer.engine_kwargs
+    given: Any = engines.get(backend) if engines else None
     for name in STALE_GROUPS:
-        if name in takes and not given.get(name, takes[name].default):
+        if name in takes and not (given or {}).get(name, takes[name].default):
             raise UsageError(
                 f"{ROLLOUT}.checkpoint_engine.engine_kwargs.{backend}.{name} is not True: a group that is"
                 " built once cannot reach a replacement alone; set it to True"

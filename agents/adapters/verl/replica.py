@@ -4,6 +4,9 @@ Replicas are copied between verl's actors; what a copy holds (workers, the stewa
 the job's whole life, whatever becomes of the engine.
 """
 
+# verl's classes have no types: whatever `super()` gives is unknown.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from typing import Any
 
 from relight.agents.adapters.verl import refusals, settings

@@ -3,6 +3,9 @@
 It is one of the incarnation's processes, so the agent watches it and kills it with the rest.
 """
 
+# verl's classes have no types: whatever `super()` gives is unknown.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 import asyncio
 import os
 import sys

@@ -4,6 +4,9 @@ Each is a subclass of verl's class with its hooks: the full syncs go through the
 while the trainer waits for samples or validates, and an optimizer step is told.
 """
 
+# verl's classes have no types: whatever `super()` gives is unknown.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 import asyncio
 import logging
 import sys
