@@ -180,7 +180,6 @@ def main() -> int:
     parser.add_argument("--recover-at", choices=("boundary", "snapshot"), default="boundary")
     parser.add_argument("--picture", type=Path, default=Path("recovery.png"), help="where the PNG goes")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     job, progress, inventory = layout.new_job(), Progress(sys.stderr), Inventory()
     plan = layout.plan(args.engine, engines=args.engines, fault=args.fault, recover_at=args.recover_at)
     place = Place(Path(tempfile.mkdtemp(prefix="relight-r-")))
@@ -189,6 +188,8 @@ def main() -> int:
         layout.write(place, plan, job=job)
         model.make(plan.kind, place.base)
         with cluster.standing(place, nodes=args.engines) as address:
+            # Only now: Ray has a way of its own with SIGTERM, which ends this process where it stands.
+            signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
             evidence = anyio.run(play, Show(plan, place, job, progress, inventory), address)
     except KeyboardInterrupt:
         shutil.rmtree(place.root)

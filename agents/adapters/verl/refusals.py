@@ -72,9 +72,10 @@ def check_transfer(transfer: Any) -> None:
     engine: Any = theirs("verl.checkpoint_engine").CheckpointEngineRegistry.get(backend)
     takes = inspect.signature(engine).parameters
     engines: Any = transfer.engine_kwargs
-    given: Any = engines.get(backend) if engines else None
+    given: Any = (engines.get(backend) if engines else None) or None
     for name in STALE_GROUPS:
-        if name in takes and not (given or {}).get(name, takes[name].default):
+        default = takes[name].default if name in takes else True
+        if not (given.get(name, default) if given else default):
             raise UsageError(
                 f"{ROLLOUT}.checkpoint_engine.engine_kwargs.{backend}.{name} is not True: a group that is"
                 " built once cannot reach a replacement alone; set it to True"
