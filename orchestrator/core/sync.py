@@ -128,7 +128,9 @@ def weights_published(work: Work, fact: WeightsPublished) -> None:
     """Weights stand: each waiting member of the sync that asked for them loads them."""
     weights = Weights(version=fact.version, uri=fact.uri, digest=fact.digest)
     if fact.sync is None:
-        if work.meta.finished or fact.version.run < work.meta.run:
+        known = work.meta.published
+        older = known is not None and fact.version < known.version
+        if work.meta.finished or older or fact.version.run < work.meta.run:
             work.count("late")
             return
         work.learn(published=weights)

@@ -157,7 +157,7 @@ class Judge(Once):
             elif isinstance(decision, NodeSilent | TrainerSilent):
                 self._called_silent(decision, intended)
                 if isinstance(decision, NodeSilent):
-                    self._node_called_silent(decision, holder=args[0].partition(":")[2])
+                    self._node_called_silent(decision, intended, holder=args[0].partition(":")[2])
         self.words.read(intended.cursor)
         for engine in self._job.engines:
             self.engine(engine)
@@ -177,18 +177,17 @@ class Judge(Once):
         if waits_s > READ_S:
             self.broken("L6", f"{silent} is decided while facts of {waits_s:.1f} s ago are unread")
 
-    def _node_called_silent(self, silent: NodeSilent, *, holder: str) -> None:
-        """L6: nobody is judged by silence who speaks: not after a stall or an outage of our own either."""
+    def _node_called_silent(self, silent: NodeSilent, intended: Intended, *, holder: str) -> None:
+        """L6: nobody is judged by silence who speaks: not after a stall or an outage of our own either. A
+        verdict of before it may be committed after it."""
         pulse = self._job.world.server.pulses[self._keys.pulse].get(agent_source(silent.node))
         spoke_s = pulse.beating_s() if pulse is not None else 0.0
         if spoke_s > SPEAKS_S:
             self.broken("L6", f"node {silent.node} is called silent, and has pulsed for {spoke_s:.1f} s")
         world = self._job.world
         link = next(mind.link for mind in world.minds if mind.name == holder)
-        well_s = world.kernel.now - max(
-            world.network.well_since, link.well_since if link is not None else 0.0
-        )
-        if well_s < self._job.settings.node_silence_s - GRACE_S:
+        well_s = intended.at_s - max(world.network.well_since, link.well_since if link is not None else 0.0)
+        if 0.0 <= well_s < self._job.settings.node_silence_s - GRACE_S:
             self.broken(
                 "L6", f"node {silent.node} is called silent {well_s:.1f} s after an outage or a stall"
             )
