@@ -24,7 +24,7 @@ from tests.conftest import write_model
 from tests.node_support import JOB, running, swept
 from tests.scenario import short
 
-WITHIN_S = 30.0
+WITHIN_S = 60.0
 D = TypeVar("D", bound=Decision)
 
 
