@@ -19,7 +19,7 @@ import ray  # noqa: E402
 
 from relight.agents.adapters.asyncllm import ActorClient, Actors, Bundle, actors, loss_of  # noqa: E402
 from relight.events.bus.client import open_bus  # noqa: E402
-from relight.events.bus.follow import Decided, Follower  # noqa: E402
+from relight.events.bus.follow import Decided, Follower, reached  # noqa: E402
 from relight.events.decisions import StartEngine  # noqa: E402
 from relight.events.ids import EngineName, JobName  # noqa: E402
 from relight.orchestrator.cli.demo.faults import core_of  # noqa: E402
@@ -59,8 +59,9 @@ class Direct:
 
 
 async def the_core(url: str, job: str) -> int:
-    async with open_bus(url) as bus:
-        return core_of((await bus.job(JobName(job)).snapshot()).engines[ENGINE].processes).pid
+    async with open_bus(url, reached=False) as bus:
+        state = await reached(bus.job(JobName(job)), within_s=WITHIN_S)
+        return core_of(state.engines[ENGINE].processes).pid
 
 
 async def until_decided(follower: Follower, kind: type, incarnation: int) -> None:
@@ -76,7 +77,10 @@ async def until_decided(follower: Follower, kind: type, incarnation: int) -> Non
 
 async def scenario(url: str, job: str, model: str, there: Actors) -> dict[str, Any]:
     report: dict[str, Any] = {}
-    async with open_bus(url) as bus, ActorClient(url, job=job, recovery_timeout_s=WITHIN_S) as client:
+    async with (
+        open_bus(url, reached=False) as bus,
+        ActorClient(url, job=job, recovery_timeout_s=WITHIN_S) as client,
+    ):
         follower = Follower(bus.job(JobName(job)))
         reference = await client.generate(PROMPT, SAMPLING)
         report["reference"] = reference.token_ids
@@ -84,6 +88,7 @@ async def scenario(url: str, job: str, model: str, there: Actors) -> dict[str, A
         report["first"] = await first.snapshot.remote()
         await first.check_health.remote()
 
+        core = await the_core(url, job)
         direct = Direct(first)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(direct.run)
@@ -91,7 +96,7 @@ async def scenario(url: str, job: str, model: str, there: Actors) -> dict[str, A
             async with client.stream(PROMPT, SAMPLING) as pieces:
                 async for _ in pieces:
                     if len(pieces.turn.token_ids) >= AT and not pieces.turn.attempts:
-                        os.kill(await the_core(url, job), signal.SIGKILL)
+                        os.kill(core, signal.SIGKILL)
                         break
                 async for _ in pieces:
                     pass

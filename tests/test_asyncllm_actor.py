@@ -141,17 +141,17 @@ def assert_the_callers_saw_it(report: dict[str, Any]) -> None:
 def assert_it_was_proven_gone(report: dict[str, Any], told: list[Fact]) -> None:
     """Core, worker, actor and listener, each time before the next one was begun."""
     dead = [fact for fact in told if isinstance(fact, EngineDead)]
-    stopped = [fact for fact in told if isinstance(fact, EngineStopped)]
-    started = [fact for fact in told if isinstance(fact, EngineStarted)]
+    stopped = {fact.incarnation: fact for fact in told if isinstance(fact, EngineStopped)}
+    started = {fact.incarnation: fact for fact in told if isinstance(fact, EngineStarted)}
     assert not [fact for fact in told if isinstance(fact, StartFailed) and fact.incarnation < 3]
     assert [(fact.incarnation, fact.cause, fact.signal) for fact in dead[:2]] == [
         (1, "signal", signal.SIGKILL),
         (2, "signal", signal.SIGKILL),
     ]
-    for each, seen in zip(("first", "second"), range(2), strict=True):
-        proof = stopped[seen].proof
+    for each, incarnation in (("first", 1), ("second", 2)):
+        proof = stopped[incarnation].proof
         pids = {process.pid for process in proof.processes}
         assert report[each]["pid"] in pids and len(pids) >= 3 and proof.port_free
-        assert set(started[seen].processes) <= set(proof.processes)
-    order = [fact for fact in told if fact in (dead[0], stopped[0], started[1])]
-    assert order == [dead[0], stopped[0], started[1]]
+        assert set(started[incarnation].processes) <= set(proof.processes)
+    due = [dead[0], stopped[1], started[2]]
+    assert [fact for fact in told if fact in due] == due

@@ -18,7 +18,10 @@ PNG = b"\x89PNG\r\n\x1a\n"
 @pytest.mark.vllm
 @pytest.mark.timeout(420)
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
-def test_a_training_learns_the_same_when_an_engine_is_killed_in_it(tmp_path: Path) -> None:
+def test_a_training_learns_the_same_when_an_engine_is_killed_in_it(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    compiled = tmp_path_factory.mktemp("inductor")  # torch's own cache, which stays
     picture = tmp_path / "grpo.png"
     short = ("--seeds", "1", "--steps", "24", "--kills", "1", "--picture", str(picture))
     ran = subprocess.run(
@@ -27,7 +30,7 @@ def test_a_training_learns_the_same_when_an_engine_is_killed_in_it(tmp_path: Pat
         text=True,
         timeout=400,
         check=False,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
+        env={**os.environ, "TMPDIR": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(compiled)},
     )
     assert ran.returncode == 0, (ran.stdout, ran.stderr[-6000:])
     (line,) = ran.stdout.splitlines()

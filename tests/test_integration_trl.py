@@ -22,6 +22,7 @@ from relight.agents.adapters.trl import weight_transfer
 from relight.agents.node.config import Engine
 from relight.agents.stub.tokens import extend, prefix_of, reference, score, weights_digest
 from relight.events.bus.embedded import Embedded
+from relight.events.bus.follow import reached
 from relight.events.decisions import RecoveryFinished, RouteAdded, RouteFenced
 from relight.events.errors import UsageError
 from relight.events.version import Version
@@ -264,7 +265,7 @@ async def test_a_training_that_fails_does_not_finish_the_job(
         with pytest.raises(RuntimeError, match="not a number"):
             await anyio.to_thread.run_sync(fails)
         await watch.routed(E0, 1, step=0)
-        meta = (await watch.job.snapshot()).meta
+        meta = (await reached(watch.job, within_s=WITHIN_S)).meta
         assert meta is not None and not meta.finished
 
 

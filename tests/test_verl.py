@@ -24,6 +24,7 @@ from relight.agents.node.config import load
 from relight.agents.stub.tokens import reference, weights_digest
 from relight.events.bus.client import open_bus
 from relight.events.bus.embedded import embedded
+from relight.events.bus.follow import reached
 from relight.events.decisions import BoundaryReleased, SyncWeights
 from relight.events.ids import EngineName
 from relight.events.values import Phase, Process
@@ -171,7 +172,7 @@ async def relight_job(url: str, folder: Path) -> AsyncIterator[Watch]:
 
 async def process_of(watch: Watch, engine: str, title: str) -> Process:
     """The one of the engine's processes whose title or command line has this word."""
-    state = (await watch.job.snapshot()).engines[EngineName(engine)]
+    state = (await reached(watch.job, within_s=ANSWER_S)).engines[EngineName(engine)]
     return next(one for one in state.processes if title in proc.command_line(one.pid))
 
 
@@ -286,7 +287,7 @@ async def _recovers(job: Verl, watch: Watch, folder: Path, began: tuple[int, dic
 
 async def tokens_made(watch: Watch, engine: str) -> int:
     """By the incarnation that is routed, its proofs included."""
-    state = (await watch.job.snapshot()).engines[EngineName(engine)]
+    state = (await reached(watch.job, within_s=ANSWER_S)).engines[EngineName(engine)]
     async with vllm.session() as http:
         told = await vllm.Client(http, state.address or "").exposition(within_s=ANSWER_S)
     return int(vllm.total(told, "generation_tokens_total") or 0)
@@ -296,7 +297,7 @@ async def seen_started(watch: Watch, engine: str, incarnation: int) -> None:
     """Return once the incarnation is up and waits for its weights."""
     with anyio.fail_after(ANSWER_S):
         while True:
-            state = (await watch.job.snapshot()).engines[EngineName(engine)]
+            state = (await reached(watch.job, within_s=ANSWER_S)).engines[EngineName(engine)]
             if (state.incarnation, state.phase) == (incarnation, Phase.STALE):
                 return
 
