@@ -105,9 +105,10 @@ async def test_a_turn_that_is_cut_at_any_point_equals_the_uninterrupted_one(
         assert turn.logprobs is not None
         assert max(abs(a - b) for a, b in zip(turn.logprobs, logprobs, strict=True)) < TOLERANCE
         first, second = turn.attempts
-        assert (first.made, first.reason) == (cut, End.EOF)
+        assert cut <= first.made < LENGTH  # a busy server sends several tokens in one chunk
+        assert first.reason == End.EOF
         if mode == "continue":
-            assert (second.kept, second.max_tokens) == (cut, LENGTH - cut)
+            assert (second.kept, second.max_tokens) == (first.made, LENGTH - first.made)
             assert second.seam_drift is not None
             assert second.seam_drift < TOLERANCE
         else:
