@@ -191,6 +191,8 @@ def canonical(job: Job, syncs: dict[SyncId, SyncId]) -> Job:
             boot=BootId(""),
             reported=record.reported,
             silent=record.silent,
+            silent_since=NOW if record.silent else 0,
+            missed_by=record.missed_by,  # or each word would bring the same Alarm again
             asked=plain(record.asked, syncs) if record.asked else None,
         )
         for name, record in sorted(meta.nodes.items())
