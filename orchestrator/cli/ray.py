@@ -20,7 +20,7 @@ from relight.agents.adapters.ray.holder import Held
 from relight.agents.adapters.ray.jobfile import JobFile
 from relight.events.bus.client import open_bus
 from relight.events.bus.job import Pulse
-from relight.events.errors import RelightError, UsageError
+from relight.events.errors import BusUnavailable, RelightError, UsageError
 from relight.events.ids import NodeName, Source, agent_source
 from relight.orchestrator.cli import printing, reach, running
 
@@ -80,7 +80,7 @@ async def _up(file: JobFile, url: str, args: Namespace, then: Callable[[Show], N
     try:
         async with open_bus(url) as bus:
             fresh = await _asked(lambda: cluster.reserve(file))
-            waiting = _Waiting(file, url)
+            waiting = Waiting(file, url)
             with anyio.move_on_after(args.within):
                 await waiting.reserved()
                 await waiting.on_the_bus(bus.job(file.job).pulses)
@@ -94,7 +94,7 @@ async def _up(file: JobFile, url: str, args: Namespace, then: Callable[[Show], N
     then(partial(_show, file, waiting.held, args.format))
 
 
-class _Waiting:
+class Waiting:
     """What has come, and what is waited for."""
 
     def __init__(self, file: JobFile, url: str) -> None:
@@ -112,10 +112,15 @@ class _Waiting:
         await _asked(lambda: cluster.oversee(self._file, bus_url=self._url))
 
     async def on_the_bus(self, pulses: Pulses) -> None:
-        """Return when each bundle's agent has been seen to pulse; raises UsageError."""
+        """Return when each bundle's agent has been seen to pulse; raises UsageError. The bus may be away."""
         first: dict[Source, Pulse] = {}
         while True:
-            now = await pulses()
+            try:
+                now = await pulses()
+            except BusUnavailable as error:
+                self.what = str(error)
+                await anyio.sleep(POLL_S)
+                continue
             self.held = await _asked(lambda: _view(self._file))
             for each in self.held:
                 if each.fatal:
