@@ -3,19 +3,26 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
+import anyio
 import pytest
 
 from relight.agents.adapters.ray import cluster, host, jobfile, tending
+from relight.agents.adapters.ray.holder import Held
 from relight.agents.adapters.ray.jobfile import JobFile, node_file
 from relight.agents.node.config import NodeFile
 from relight.events.bus.embedded import Embedded
-from relight.events.errors import UsageError
+from relight.events.bus.job import Pulse
+from relight.events.errors import BusUnavailable, UsageError
 from relight.events.facts import EngineDead, EngineStarted, EngineStopped, NodeUp
+from relight.events.ids import BootId, NodeName, Source, agent_source
+from relight.events.values import Process
 from relight.orchestrator.cli.main import main
+from relight.orchestrator.cli.ray import Waiting
 from tests import node_support
 from tests.node_support import Player, alive, engine, kill, playing, swept
 
@@ -174,10 +181,6 @@ def raylet() -> Iterator["subprocess.Popen[bytes]"]:
         process.wait()
 
 
-def of_ray(state: Path, model: Path) -> NodeFile:
-    return node_support.node_file(state, engine(model))
-
-
 @contextmanager
 def ended(file: NodeFile) -> Iterator[None]:
     """No agent of the folder lives on, nor anything of its engines."""
@@ -197,68 +200,73 @@ def a_second_one(file: NodeFile, url: str) -> int:
     ).returncode
 
 
-async def started(file: NodeFile, ray: "subprocess.Popen[bytes]", url: str, player: Player) -> EngineStarted:
-    tending.ensure(file, tending.identity(ray.pid), bus_url=url)
-    await player.wait(NodeUp)
-    return await player.ask(EngineStarted, player.start())
+class Up(NamedTuple):
+    """An agent of a raylet, and its engine."""
+
+    file: NodeFile
+    ray: "subprocess.Popen[bytes]"
+    url: str
+    player: Player
+    agent: Process
+    engine: EngineStarted
+
+    def ensured(self) -> Process:
+        """The agent, started where it is not there."""
+        return tending.ensure(self.file, tending.identity(self.ray.pid), bus_url=self.url)
+
+    def end(self) -> None:
+        tending.end(self.file.state_path, bus_url=self.url, within_s=30)
+
+    @property
+    def lives(self) -> list[bool]:
+        """Of each of the engine's processes."""
+        return [alive(process) for process in self.engine.processes]
 
 
-async def test_an_agent_outlives_whoever_started_it_is_found_again_and_ended_with_its_engines(
-    server: Embedded, tmp_path: Path, stub_model: Path
-) -> None:
-    file = of_ray(tmp_path / "node", stub_model)
+@pytest.fixture
+async def up(server: Embedded, tmp_path: Path, stub_model: Path) -> AsyncIterator[Up]:
+    file = node_support.node_file(tmp_path / "node", engine(stub_model))
     with ended(file), raylet() as ray:
         async with playing(server.url) as player:
-            engine_ = await started(file, ray, server.url, player)
             agent = tending.ensure(file, tending.identity(ray.pid), bus_url=server.url)
-            assert agent == tending.alive(file.state_path)
-            told = Path(f"/proc/{agent.pid}/stat").read_text().rpartition(")")[2].split()
-            assert (
-                int(told[1]) != os.getpid() and int(told[3]) == agent.pid
-            )  # nobody's child, its own session
-            kill(agent)
-            assert tending.wait_end(agent, within_s=10)
-            again = tending.ensure(file, tending.identity(ray.pid), bus_url=server.url)
-            assert again != agent and all(map(alive, engine_.processes))
-            assert a_second_one(file, server.url) == host.REFUSED
-            assert not player.seen(EngineDead)
-            tending.end(file.state_path, bus_url=server.url, within_s=30)
-            assert not any(map(alive, engine_.processes)) and not alive(again)
-            assert (await player.wait(EngineStopped)).proof.port_free
+            await player.wait(NodeUp)
+            started = await player.ask(EngineStarted, player.start())
+            yield Up(file, ray, server.url, player, agent, started)
 
 
-async def test_an_agent_whose_raylet_has_ended_stops_its_engines_says_so_and_ends(
-    server: Embedded, tmp_path: Path, stub_model: Path
-) -> None:
-    file = of_ray(tmp_path / "node", stub_model)
-    with ended(file), raylet() as ray:
-        async with playing(server.url) as player:
-            engine_ = await started(file, ray, server.url, player)
-            agent = tending.alive(file.state_path)
-            assert agent is not None
-            ray.kill()
-            ray.wait()
-            stopped = await player.wait(EngineStopped)
-            assert set(engine_.processes) <= set(stopped.proof.processes)
-            assert tending.wait_end(agent, within_s=20)
-            assert not any(map(alive, engine_.processes))
+async def test_an_agent_outlives_whoever_started_it_is_found_again_and_ended_with_its_engines(up: Up) -> None:
+    assert up.ensured() == up.agent == tending.alive(up.file.state_path)
+    told = Path(f"/proc/{up.agent.pid}/stat").read_text().rpartition(")")[2].split()
+    assert int(told[3]) == up.agent.pid  # a session of its own
+    kill(up.agent)
+    assert tending.wait_end(up.agent, within_s=10)
+    again = up.ensured()
+    assert again != up.agent and all(up.lives)
+    assert a_second_one(up.file, up.url) == host.REFUSED
+    assert not up.player.seen(EngineDead)
+    up.end()
+    assert not any(up.lives) and not alive(again)
+    assert (await up.player.wait(EngineStopped)).proof.port_free
 
 
-async def test_engines_of_an_agent_that_is_dead_are_ended_by_a_successor(
-    server: Embedded, tmp_path: Path, stub_model: Path
-) -> None:
-    file = of_ray(tmp_path / "node", stub_model)
-    with ended(file), raylet() as ray:
-        async with playing(server.url) as player:
-            engine_ = await started(file, ray, server.url, player)
-            agent = tending.alive(file.state_path)
-            assert agent is not None
-            kill(agent)
-            assert tending.wait_end(agent, within_s=10)
-            assert tending.left(file) == ["e0"]
-            tending.end(file.state_path, bus_url=server.url, within_s=30)
-            assert not any(map(alive, engine_.processes)) and tending.left(file) == []
-            assert tending.alive(file.state_path) is None
+async def test_an_agent_whose_raylet_has_ended_stops_its_engines_says_so_and_ends(up: Up) -> None:
+    assert tending.alive(up.file.state_path) == up.agent
+    up.ray.kill()
+    up.ray.wait()
+    stopped = await up.player.wait(EngineStopped)
+    assert set(up.engine.processes) <= set(stopped.proof.processes)
+    assert tending.wait_end(up.agent, within_s=20)
+    assert not any(up.lives)
+
+
+async def test_engines_of_an_agent_that_is_dead_are_ended_by_a_successor(up: Up) -> None:
+    assert tending.alive(up.file.state_path) == up.agent
+    kill(up.agent)
+    assert tending.wait_end(up.agent, within_s=10)
+    assert tending.left(up.file) == ["e0"]
+    up.end()
+    assert not any(up.lives) and tending.left(up.file) == []
+    assert tending.alive(up.file.state_path) is None
 
 
 def test_a_ray_that_kills_what_outlives_its_actors_is_refused() -> None:
@@ -270,6 +278,28 @@ def test_a_ray_that_kills_what_outlives_its_actors_is_refused() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "raylet_subreaper is set" in done.stdout
+
+
+async def test_up_waits_on_while_the_bus_does_not_serve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = loaded(tmp_path)
+    held = [Held(at, f"n{at}", "h", f"bundle-{at}", (), (), 100 + at, None) for at in range(3)]
+    monkeypatch.setattr(cluster, "view", lambda _: held)
+    waiting, looks, said = Waiting(file, "redis://bus"), iter(range(100)), ""
+
+    async def pulses() -> dict[Source, Pulse]:
+        nonlocal said
+        look = next(looks)
+        if look == 1:
+            raise BusUnavailable("bus redis://bus cannot be reached")
+        said = said or (waiting.what if look == 2 else "")
+        return {agent_source(NodeName(each.node)): Pulse(BootId("b"), look) for each in held}
+
+    with anyio.fail_after(20):
+        await waiting.on_the_bus(pulses)
+    assert said == "bus redis://bus cannot be reached"
+    assert waiting.held == held
 
 
 # --- with Ray --------------------------------------------------------------------------------------

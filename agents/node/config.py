@@ -11,7 +11,7 @@ import socket
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
@@ -22,6 +22,8 @@ from relight.events.ids import EngineName, JobName, NodeName, engine_name, job_n
 PLACEHOLDERS = ("{port}", "{weights}", "{incarnation}", "{head}", "{part}", "{parts}")
 DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """Variables that say which devices an engine may use."""
+
+T = TypeVar("T")
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -121,17 +123,22 @@ class NodeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 def load(path: Path) -> NodeFile:
     """The node file at `path`; raises UsageError."""
+    where = f"node file {str(path)!r}"
+    return checked(read(path, NodeFile, where=where), where=f"{where}: ")
+
+
+def read(path: Path, kind: type[T], *, where: str) -> T:
+    """The TOML file at `path` as a `kind`; raises UsageError, which begins with `where`."""
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"node file {str(path)!r} cannot be read: {error.strerror}") from error
+        raise UsageError(f"{where} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"node file {str(path)!r} is not TOML: {error}") from error
+        raise UsageError(f"{where} is not TOML: {error}") from error
     try:
-        file = msgspec.convert(raw, NodeFile)
+        return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
-        raise UsageError(f"node file {str(path)!r}: {with_value(str(error), raw)}") from error
-    return checked(file, where=f"node file {str(path)!r}: ")
+        raise UsageError(f"{where}: {_with_value(str(error), raw)}") from error
 
 
 def one_engine(job: str, name: str, command: Sequence[str]) -> NodeFile:
@@ -292,7 +299,7 @@ def _number(text: str) -> float:
         return 0.0
 
 
-def with_value(message: str, raw: Mapping[str, Any]) -> str:
+def _with_value(message: str, raw: Mapping[str, Any]) -> str:
     """msgspec's message with the offending value: `Expected …, got … - at `$.engines[0].port``."""
     path = re.search(r"at `\$([^`]*)`", message)
     value: Any = raw

@@ -5,7 +5,8 @@ entry whose `after` is not the last one known, and at each empty wait another bi
 state that ends before what was read, make the follower read the state again.
 """
 
-from typing import NamedTuple
+from abc import ABC, abstractmethod
+from typing import Generic, NamedTuple, TypeVar
 
 import anyio
 
@@ -60,21 +61,18 @@ class Quiet(NamedTuple):
 Event = Synced | Decided | Noted | Away | Quiet
 
 
-class Follower:
-    """A cursor in one job's decisions. `next()` is safe to cancel and raises no error of the bus."""
+Met = TypeVar("Met")
 
-    def __init__(self, job: JobBus) -> None:
-        self._job = job
-        self._reader = job.bus.reader()
-        self._known: Snapshot | None = None
-        self._stamp = "none"
-        self._last = BEGINNING
-        self._ready: list[Entry] = []
+
+class Patient(ABC, Generic[Met]):
+    """A cursor that outlives outages. `next()` is safe to cancel and raises no error of the bus."""
+
+    def __init__(self) -> None:
         self._tries = 0
         self._away: str | None = None
-        """The kind of trouble that was told last, as long as it lasts."""
+        """The kind of trouble that was told last, until `_next` has read again."""
 
-    async def next(self) -> Event:
+    async def next(self) -> Met | Away | Quiet:
         """The next event; waits at most one BLOCK for it."""
         try:
             event = await self._next()
@@ -85,7 +83,7 @@ class Follower:
         self._tries = 0
         return event
 
-    async def _lost(self, kind: str, reason: str) -> Event:
+    async def _lost(self, kind: str, reason: str) -> Away | Quiet:
         if self._away != kind:
             self._away = kind
             return Away(reason)
@@ -93,7 +91,23 @@ class Follower:
         self._tries += 1
         return Quiet()
 
-    async def _next(self) -> Event:
+    @abstractmethod
+    async def _next(self) -> Met | Quiet: ...
+
+
+class Follower(Patient[Synced | Decided | Noted]):
+    """A cursor in one job's decisions."""
+
+    def __init__(self, job: JobBus) -> None:
+        super().__init__()
+        self._job = job
+        self._reader = job.bus.reader()
+        self._known: Snapshot | None = None
+        self._stamp = "none"
+        self._last = BEGINNING
+        self._ready: list[Entry] = []
+
+    async def _next(self) -> Synced | Decided | Noted | Quiet:
         if self._known is None:
             return await self._synced("start")
         if self._away is not None:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,23 +21,20 @@ import msgspec
 import picture
 
 from relight.events.bus.client import open_bus
-from relight.events.decisions import RouteAdded
 from relight.events.errors import leaves
-from relight.events.facts import WeightsPublished
 from relight.events.ids import JobName
-from relight.events.version import Version
-from relight.orchestrator.cli.demo import disk, layout, logs, model, processes, report, scenes
+from relight.orchestrator.cli.demo import layout, model, report, scenes
 from relight.orchestrator.cli.demo.audit import audit
-from relight.orchestrator.cli.demo.bulletin import Bulletin, whole
+from relight.orchestrator.cli.demo.bulletin import Bulletin
 from relight.orchestrator.cli.demo.errors import DemoFailed
-from relight.orchestrator.cli.demo.evidence import Evidence, Left, Plan
+from relight.orchestrator.cli.demo.evidence import Evidence, Plan
 from relight.orchestrator.cli.demo.guard import Guard
 from relight.orchestrator.cli.demo.inventory import Inventory
 from relight.orchestrator.cli.demo.layout import RELIGHT, Place
-from relight.orchestrator.cli.demo.play import BUS_S
+from relight.orchestrator.cli.demo.play import BUS_S, gathered, through
 from relight.orchestrator.cli.demo.report import Progress
 from relight.orchestrator.cli.demo.services import Services
-from relight.orchestrator.cli.demo.stage import START_S, Stage
+from relight.orchestrator.cli.demo.stage import Stage
 from relight.orchestrator.cli.demo.timeline import timeline
 from relight.orchestrator.cli.demo.trainee import Reports
 
@@ -96,80 +94,22 @@ async def ray(stage: Stage, word: str, file: Path) -> None:
 
 
 async def seen(stage: Stage, file: Path) -> Evidence:
-    """All scenes, then everything down, the bus last, and a look at what is left."""
-    async with anyio.create_task_group() as watching:
-        watching.start_soon(stage.bulletin.run)
-        watching.start_soon(stage.reports.run)
-        await bring_up(stage, file)
-        await scenes.train(stage)
-        await scenes.interrupt(stage)
-        stage.after = await scenes.look(stage)
-        dead = stage.injections[-1]
-        old_alive = processes.living(stage.started(dead.engine, dead.incarnation).processes)
-        trainer = await scenes.finish(stage)
-        watching.cancel_scope.cancel()
+    """All scenes, then everything down, the bus last. What is left is looked for once the cluster is gone."""
+    old_alive, trainer = await through(stage, partial(bring_up, file=file))
     stage.say("ending the agents with their engines, the actors and the placement group")
     await ray(stage, "down", file)
     await stage.services["orchestrator"].stop()
-    facts, decisions = await whole(stage.job)
-    parked = await stage.job.parked()
-    snapshot = await anyio.to_thread.run_sync(disk.read, published(stage, Version(trainer.run, 1)))
-    told = [logs.read(folder) for folder in stage.place.state.glob("*/*")]
-    await stage.services["bus"].stop()
-    return Evidence(
-        plan=stage.plan,
-        facts=facts,
-        decisions=decisions,
-        parked=parked,
-        injections=tuple(stage.injections),
-        before=stage.before,
-        after=stage.after,
-        old_alive=old_alive,
-        pieces=tuple(piece for piece in stage.reports.pieces if piece.at_ms >= stage.sent_ms),
-        turns=tuple(stage.reports.turns[-2:]),
-        requests=tuple(each for log in told for each in log.requests),
-        notes=tuple(each for log in told for each in log.notes),
-        witnesses=stage.witnesses,
-        snapshot=snapshot,
-        trainer=trainer,
-        exits=stage.services.exits,
-        looked=stage.inventory.looked,
-        left=Left(),  # looked for once the cluster is gone too
-    )
+    return await gathered(stage, old_alive, trainer, states=stage.place.state.glob("*/*"))
 
 
-async def bring_up(stage: Stage, file: Path) -> None:
+async def bring_up(stage: Stage, *, file: Path) -> None:
     """The orchestrator, the agents in the cluster, the trainer; until every engine is routed."""
     stage.say(
         f"starting the orchestrator, `relight ray up` with {len(stage.plan.engines)} bundles, the trainer"
     )
-    commands = layout.commands(stage.place, url=stage.url, job=stage.job.name)
-    orchestrator = await stage.services.start("orchestrator", commands["orchestrator"], again=True)
-    stage.inventory.note_service(orchestrator.process)
+    await scenes.start(stage, "orchestrator")
     await ray(stage, "up", file)
-    report_on = stage.reports.writing
-    command = layout.trainer(
-        stage.place, url=stage.url, job=stage.job.name, kind=stage.plan.kind, report=report_on
-    )
-    trainer = await stage.services.start("trainer", command, fds=[report_on], pipes=True)
-    stage.reports.started()
-    stage.inventory.note_service(trainer.process)
-    for name in stage.plan.engines:
-        within_s = START_S[stage.plan.kind]
-        await stage.bulletin.until(
-            RouteAdded,
-            lambda _, route, name=name: route.engine == name,
-            within_s=within_s,
-            what=f"the route of {name}",
-        )
-
-
-def published(stage: Stage, version: Version) -> str:
-    """Where the weights of `version` stand."""
-    told = [fact.uri for _, fact in stage.bulletin.all(WeightsPublished) if fact.version == version]
-    if not told:
-        raise DemoFailed(f"no weights of {version} were published")
-    return told[-1]
+    await scenes.start_trainer(stage)
 
 
 def main() -> int:

@@ -6,14 +6,11 @@ last one known, it is looked whether this still is the same history; if not, all
 
 from typing import NamedTuple
 
-import anyio
-
-from relight.events.bus.follow import RETRY_S, Away, Quiet
+from relight.events.bus.follow import Away, Patient, Quiet
 from relight.events.bus.job import JobBus
 from relight.events.bus.journal import Journal
 from relight.events.bus.streams import position
 from relight.events.envelope import Entry
-from relight.events.errors import BusUnavailable, Undecodable
 from relight.events.ids import BEGINNING, EntryId
 from relight.orchestrator import chronicle
 
@@ -41,10 +38,11 @@ class Back(NamedTuple):
 Event = Began | Came | Away | Back | Quiet
 
 
-class Trail:
-    """A cursor in both streams. `next()` is safe to cancel and raises no error of the bus."""
+class Trail(Patient[Began | Came | Back]):
+    """A cursor in both streams."""
 
     def __init__(self, job: JobBus, *, count: int) -> None:
+        super().__init__()
         self._job = job
         self._count = count
         self._journal = Journal(job, reader=job.bus.readers)
@@ -52,29 +50,8 @@ class Trail:
         """Birth and stamp; none before the first reading."""
         self._decision: EntryId | None = None
         """The last one that was read; none where none was."""
-        self._away: str | None = None
-        self._tries = 0
 
-    async def next(self) -> Event:
-        """The next event; waits at most one BLOCK for it."""
-        try:
-            event = await self._next()
-        except BusUnavailable as error:
-            return await self._lost(error.kind, str(error))
-        except Undecodable as error:
-            return await self._lost("undecodable", str(error))
-        self._tries = 0
-        return event
-
-    async def _lost(self, kind: str, reason: str) -> Event:
-        if self._away != kind:
-            self._away = kind
-            return Away(reason)
-        await anyio.sleep(RETRY_S[min(self._tries, len(RETRY_S) - 1)])
-        self._tries += 1
-        return Quiet()
-
-    async def _next(self) -> Event:
+    async def _next(self) -> Began | Came | Back | Quiet:
         if self._history is None:
             return await self._begin()
         if self._away is not None:

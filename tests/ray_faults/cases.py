@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from relight.agents.adapters.ray import host, names
@@ -87,25 +88,22 @@ def server_killed(stage: Stage) -> None:
 
 def actor_killed(stage: Stage) -> None:
     """By the kernel: Ray hears of it afterwards."""
-    folder = stage.job.folder_of("e0")
-    before = stage.job.holder(bundle_of(folder))
-    agents = stage.job.agents()
-    with untouched(stage, "e0", "e1"):
-        os.kill(actor_process(folder), signal.SIGKILL)
-        _succeeded(stage.job, bundle_of(folder), before)
-        stage.settled()
-    if stage.job.agents() != agents:
-        raise FellShort("an agent is another one than before")
+    _actor_ends(stage, "e0", lambda folder, _: os.kill(actor_process(folder), signal.SIGKILL))
 
 
 def actor_ended_by_ray(stage: Stage) -> None:
     import ray
 
-    folder = stage.job.folder_of("e1")
+    _actor_ends(stage, "e1", lambda _, holder: ray.kill(ray.get_actor(holder)))
+
+
+def _actor_ends(stage: Stage, engine: str, end: Callable[[Path, str], None]) -> None:
+    """`end` is given the agent's folder and the holder's name."""
+    folder = stage.job.folder_of(engine)
     before = stage.job.holder(bundle_of(folder))
     agents = stage.job.agents()
     with untouched(stage, "e0", "e1"):
-        ray.kill(ray.get_actor(before))
+        end(folder, before)
         _succeeded(stage.job, bundle_of(folder), before)
         stage.settled()
     if stage.job.agents() != agents:

@@ -4,14 +4,13 @@ Whatever is wrong with it is found before anything is asked of Ray: a UsageError
 only a node can tell, such as whether its program is there, is checked by its holder.
 """
 
-import tomllib
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from relight.agents.node import parts
-from relight.agents.node.config import DEVICES, Engine, NodeFile, Spare, checked, with_value
+from relight.agents.node.config import DEVICES, Engine, NodeFile, Spare, checked, read
 from relight.events.errors import UsageError
 from relight.events.ids import EngineName, JobName, NodeName, engine_name, job_name
 
@@ -70,16 +69,7 @@ class JobFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 def load(path: Path) -> JobFile:
     """The job's file at `path`; raises UsageError."""
     where = f"job file {str(path)!r}"
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{where} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{where} is not TOML: {error}") from error
-    try:
-        file = msgspec.convert(raw, JobFile)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"{where}: {with_value(str(error), raw)}") from error
+    file = read(path, JobFile, where=where)
     _check(file, where)
     return file
 

@@ -4,10 +4,13 @@ Whatever happens, everything that was started has ended when `play` is left.
 """
 
 import signal
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
 
 import aiohttp
 import anyio
 import anyio.to_thread
+import msgspec
 
 from relight.events.bus.client import open_bus
 from relight.events.facts import WeightsPublished
@@ -16,7 +19,7 @@ from relight.events.version import Version
 from relight.orchestrator.cli.demo import disk, layout, logs, model, processes, scenes
 from relight.orchestrator.cli.demo.bulletin import Bulletin, whole
 from relight.orchestrator.cli.demo.errors import DemoFailed
-from relight.orchestrator.cli.demo.evidence import Evidence, Plan, Trainer
+from relight.orchestrator.cli.demo.evidence import Evidence, Left, Plan, Trainer
 from relight.orchestrator.cli.demo.guard import Guard
 from relight.orchestrator.cli.demo.inventory import Inventory
 from relight.orchestrator.cli.demo.layout import Place
@@ -86,14 +89,44 @@ async def _played(
 
 async def _seen(stage: Stage) -> Evidence:
     """Play the scenes; then stop everything, the bus last, and look at what is left."""
-    old_alive, trainer = await _scenes(stage)
+    old_alive, trainer = await through(stage, scenes.bring_up)
     stage.say("stopping the agent with its engines, then the orchestrator, then the bus")
     for name in ("agent", "orchestrator"):
         await stage.services[name].stop()
+    evidence = await gathered(stage, old_alive, trainer, states=(stage.place.state,))
+    return msgspec.structs.replace(evidence, left=stage.inventory.left(stage.place.scratch))
+
+
+async def through(
+    stage: Stage, bring_up: Callable[[Stage], Awaitable[None]]
+) -> tuple[tuple[Process, ...], Trainer]:
+    """All scenes; which processes of the dead incarnation lived after the recovery, and the trainer's end."""
+    async with anyio.create_task_group() as watching:
+        watching.start_soon(stage.bulletin.run)
+        watching.start_soon(stage.reports.run)
+        await bring_up(stage)
+        await scenes.train(stage)
+        await scenes.interrupt(stage)
+        stage.after = await scenes.look(stage)
+        dead = stage.injections[-1]
+        old_alive = processes.living(stage.started(dead.engine, dead.incarnation).processes)
+        trainer = await scenes.finish(stage)
+        watching.cancel_scope.cancel()
+        return old_alive, trainer
+    raise AssertionError("left by return or by an error")
+
+
+async def gathered(
+    stage: Stage, old_alive: tuple[Process, ...], trainer: Trainer, *, states: Iterable[Path]
+) -> Evidence:
+    """What was seen, once all but the bus has ended, which is stopped. `left` is for whoever looks then.
+
+    `states`: the state directories of the agents.
+    """
     facts, decisions = await whole(stage.job)
     parked = await stage.job.parked()
     snapshot = await anyio.to_thread.run_sync(disk.read, _published(stage, Version(trainer.run, 1)))
-    log = logs.read(stage.place.state)
+    told = [logs.read(state) for state in states]
     await stage.services["bus"].stop()
     return Evidence(
         plan=stage.plan,
@@ -106,32 +139,15 @@ async def _seen(stage: Stage) -> Evidence:
         old_alive=old_alive,
         pieces=tuple(piece for piece in stage.reports.pieces if piece.at_ms >= stage.sent_ms),
         turns=tuple(stage.reports.turns[-2:]),
-        requests=log.requests,
-        notes=log.notes,
+        requests=tuple(each for log in told for each in log.requests),
+        notes=tuple(each for log in told for each in log.notes),
         witnesses=stage.witnesses,
         snapshot=snapshot,
         trainer=trainer,
         exits=stage.services.exits,
         looked=stage.inventory.looked,
-        left=stage.inventory.left(stage.place.scratch),
+        left=Left(),
     )
-
-
-async def _scenes(stage: Stage) -> tuple[tuple[Process, ...], Trainer]:
-    """All scenes; which processes of the dead incarnation lived after the recovery, and the trainer's end."""
-    async with anyio.create_task_group() as watching:
-        watching.start_soon(stage.bulletin.run)
-        watching.start_soon(stage.reports.run)
-        await scenes.bring_up(stage)
-        await scenes.train(stage)
-        await scenes.interrupt(stage)
-        stage.after = await scenes.look(stage)
-        dead = stage.injections[-1]
-        old_alive = processes.living(stage.started(dead.engine, dead.incarnation).processes)
-        trainer = await scenes.finish(stage)
-        watching.cancel_scope.cancel()
-        return old_alive, trainer
-    raise AssertionError("left by return or by an error")
 
 
 def _published(stage: Stage, version: Version) -> str:

@@ -32,14 +32,25 @@ ROUNDS = 5
 
 async def bring_up(stage: Stage) -> None:
     """Start orchestrator, agent and trainer, and wait until every engine is routed on its base model."""
-    plan, reports = stage.plan, stage.reports
+    plan = stage.plan
     stage.say(
         f"starting the orchestrator, the agent of {len(plan.engines)} {plan.kind} engine(s), the trainer"
     )
-    commands = layout.commands(stage.place, url=stage.url, job=stage.job.name)
     for name in ("orchestrator", "agent"):
-        service = await stage.services.start(name, commands[name], again=True)
-        stage.inventory.note_service(service.process)
+        await start(stage, name)
+    await start_trainer(stage)
+
+
+async def start(stage: Stage, name: str) -> None:
+    """Start a command of relight's that is started again where it is killed."""
+    commands = layout.commands(stage.place, url=stage.url, job=stage.job.name)
+    service = await stage.services.start(name, commands[name], again=True)
+    stage.inventory.note_service(service.process)
+
+
+async def start_trainer(stage: Stage) -> None:
+    """Start the trainer, and wait until every engine is routed on its base model."""
+    plan, reports = stage.plan, stage.reports
     command = layout.trainer(
         stage.place, url=stage.url, job=stage.job.name, kind=plan.kind, report=reports.writing
     )
