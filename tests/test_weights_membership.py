@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import anyio
+import anyio.to_thread
 import pytest
 
 from relight.agents.node.config import NodeFile
+from relight.agents.replay.client import ReplayClient
 from relight.agents.trainer.snapshot import SnapshotSync
 from relight.events.bus.embedded import Embedded
 from relight.events.decisions import (
@@ -35,7 +38,7 @@ from tests.weights_rig import Watch, arrays, job, training
 
 pytestmark = pytest.mark.anyio
 
-E0, E1 = EngineName("e0"), EngineName("e1")
+E0, E1, E2 = EngineName("e0"), EngineName("e1"), EngineName("e2")
 
 
 @pytest.fixture
@@ -155,11 +158,39 @@ def _versions_never_go_back(watch: Watch) -> None:
         assert versions == sorted(versions)
 
 
+async def test_of_three_engines_the_one_that_was_lost_serves_again_beside_the_others(
+    server: Embedded, tmp_path: Path, stub_model: Path
+) -> None:
+    """Nothing here promotes or routes: turns of a client reach every present incarnation."""
+    names = [E0, E1, E2]
+    file = node_file(tmp_path / "state", *(engine(stub_model, name=name) for name in names))
+    sync = SnapshotSync(arrays(tmp_path / "0", seed=1), tmp_path / "weights")
+    async with (
+        job(server.url, file) as watch,
+        training(server.url, sync=sync) as call,
+        ReplayClient(server.url, job=JOB) as client,
+    ):
+        await call(lambda trainer: trainer.sync(0))
+
+        async def rollouts() -> list[int]:
+            """Of each engine, how many calls its present incarnation has been sent for this."""
+            before = [posts(file, name, ["/inference/v1/generate"]) for name in names]
+            async with anyio.create_task_group() as tasks:
+                for _ in range(12):
+                    tasks.start_soon(client.generate, [1, 2, 3], {"max_tokens": 32, "ignore_eos": True})
+            after = [posts(file, name, ["/inference/v1/generate"]) for name in names]
+            return [now - then for now, then in zip(after, before, strict=True)]
+
+        assert await rollouts() == [4, 4, 4]
+        await call(lambda trainer: trainer.wait(lambda: kill(role(file, "core", E1))))
+        await watch.routed(E1, 2, step=0)
+        assert await rollouts() == [4, 4, 4]
+        assert [record(file, name).incarnation for name in names] == [1, 2, 1]
+
+
 async def test_a_survivors_generation_is_neither_aborted_nor_held(
     server: Embedded, tmp_path: Path, file: NodeFile
 ) -> None:
-    import anyio
-
     sync = SnapshotSync(arrays(tmp_path / "0", seed=1), tmp_path / "weights")
     async with (
         job(server.url, file, recover_at="boundary") as watch,
@@ -228,8 +259,6 @@ with relight.trainer(url, job="job-1", sync=relight.SnapshotSync(model, Path(fol
 async def test_a_trainer_that_is_killed_is_voided_by_its_silence_and_another_one_takes_over(
     server: Embedded, tmp_path: Path, file: NodeFile, moment: str
 ) -> None:
-    import anyio.to_thread
-
     async with job(server.url, file, trainer_silence_s=3.0) as watch:
         command = [sys.executable, "-c", TRAINER, server.url, str(tmp_path), moment]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as killed:

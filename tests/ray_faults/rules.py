@@ -89,6 +89,14 @@ def unchanged(before: dict[Engine, frozenset[Process]], job: Job, *names_: str) 
             yield f"{engine.name}.{engine.incarnation} has other processes than before"
 
 
+def reservations() -> list[str]:
+    """Of each placement group in the cluster that is not removed, its name."""
+    import ray
+
+    table = ray.util.placement_group_table().values()
+    return sorted(str(group["name"]) for group in table if group["state"] != "REMOVED")
+
+
 def left(job: Job) -> Iterator[str]:
     """What is there of a job that is down."""
     yield from (f"agent of {name} (pid {agent.pid})" for name, agent in job.agents().items())

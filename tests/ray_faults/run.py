@@ -5,9 +5,10 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from relight.agents.adapters.ray import names
 from relight.agents.node import proc
 from tests.ray_faults import rules
-from tests.ray_faults.cases import Group, Stage
+from tests.ray_faults.cases import Case, Group, Stage
 from tests.ray_faults.rules import FellShort
 from tests.ray_faults.world import Job, World
 
@@ -33,7 +34,7 @@ def run(world: World, group: Group) -> Iterator[Outcome]:
     stage = Stage(job)
     for case in group.cases if short is None else ():
         began = time.monotonic()
-        short = _short(lambda case=case: case(stage))  # type: ignore[misc]
+        short = _short(lambda case=case: _met(stage, case))  # type: ignore[misc]
         yield Outcome(_said(case.__name__), time.monotonic() - began, short)
         if short is not None:
             break
@@ -50,6 +51,13 @@ def _up(job: Job) -> None:
         told = proc.environment(job.member(engine.name, "leader").pid)
         if b"CUDA_VISIBLE_DEVICES=0" not in told:
             raise FellShort(f"{engine.name} was not given its bundle's device")
+
+
+def _met(stage: Stage, case: Case) -> None:
+    """Whatever was replaced in it, the job's one reservation is there, and no other."""
+    case(stage)
+    if (there := rules.reservations()) != [names.group(stage.job.file)]:
+        raise FellShort(f"the placement groups {there} are reserved")
 
 
 def _down(job: Job, short: list[str]) -> float:
