@@ -101,7 +101,7 @@ class EngineDead(OfPart, frozen=True, kw_only=True):
 class EngineStopped(OfPart, frozen=True, kw_only=True):
     """The incarnation is proven gone from `node`."""
 
-    node: NodeName
+    node: NodeName  # pyright: ignore[reportGeneralTypeIssues] -- by keyword only: it may be required here
     proof: Proof
     answers: DecisionId | None = None
 

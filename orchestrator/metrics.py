@@ -71,6 +71,18 @@ def _concerns(told: Told) -> Mapping[tuple[str, ...], Values]:
     return {(level,): counted[level] for level in get_args(Level)}
 
 
+def _outcomes(told: Told) -> Mapping[tuple[str, ...], Values]:
+    return {(outcome,): told.annals.outcomes[outcome] for outcome in OUTCOMES}
+
+
+def _phases(told: Told) -> Mapping[tuple[str, ...], Values]:
+    return {(phase,): told.annals.took.get(phase, Counter[float]()) for phase in PHASES}
+
+
+def _alarms(told: Told) -> Mapping[tuple[str, ...], Values]:
+    return {(kind,): count for kind, count in told.annals.alarms.items()}
+
+
 METRICS: tuple[Metric, ...] = (
     Metric("relight_engines", "gauge", "Engines by phase.", ("phase",), _engines),
     Metric(
@@ -93,14 +105,14 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         "Recoveries that ended, by outcome.",
         ("outcome",),
-        lambda told: {(outcome,): told.annals.outcomes[outcome] for outcome in OUTCOMES},
+        _outcomes,
     ),
     Metric(
         "relight_recovery_phase_seconds",
         "histogram",
         "How long the phases of recoveries took that brought a route back, and the total.",
         ("phase",),
-        lambda told: {(phase,): told.annals.took.get(phase, Counter[float]()) for phase in PHASES},
+        _phases,
         SECONDS,
     ),
     Metric(
@@ -108,7 +120,7 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         "Alarms by kind.",
         ("kind",),
-        lambda told: {(kind,): count for kind, count in told.annals.alarms.items()},
+        _alarms,
     ),
     Metric(
         "relight_concerns",

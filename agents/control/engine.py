@@ -121,7 +121,7 @@ def _deadline(timeout_s: float) -> float:
     return anyio.current_time() + _checked(timeout_s)
 
 
-def _checked(timeout_s: float) -> float:
+def _checked(timeout_s: object) -> float:
     """`timeout_s` where it is one; raises UsageError."""
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
         raise UsageError(f"timeout_s {timeout_s!r} is no number of seconds")

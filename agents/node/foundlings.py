@@ -126,8 +126,8 @@ def _recall_part(owned: Owned, state: EngineState) -> bool:
     marked = marks_of(owned, incarnation, part.processes)
     if any(proc.liveness(each) is not Liveness.ALIVE for each in part.processes):
         return False
-    if marked.leader not in part.processes:  # without the one that was started its end would not be noticed
-        return False
+    if marked.leader is None or marked.leader not in part.processes:
+        return False  # without the one that was started its end would not be noticed
     owned.note(
         incarnation=incarnation,
         phase="up",

@@ -178,7 +178,7 @@ class Owned:
             segments = shm.mapped_by(self.tree.living, since_ns=self.record.began_ns)
         except OSError as error:
             log.warning("shared memory could not be looked at engine=%s error=%s", self.name, error)
-            segments = set()
+            segments = set[shm.Segment]()
         known = tuple(sorted(segments.union(self.record.segments)))
         if known != self.record.segments or self.members() != self.record.members:
             self.note(segments=known, members=self.members())

@@ -69,7 +69,8 @@ async def prove_gone(remains: Remains, *, grace: anyio.CancelScope | None = None
 async def prove_present_gone(owned: Owned, *, grace_s: float, within_s: float) -> Proof:
     """Stop the recorded incarnation; what will be removed is on disk before. Raises NotProven."""
     began = monotonic_ms()
-    owned.tree or owned.watch()
+    if owned.tree is None:
+        owned.watch()
     owned.note(phase="stopping")
     await launcher.of(owned).withdraw(owned, within_s=within_s)
     within_s = max(1.0, within_s - (monotonic_ms() - began) / 1000.0)

@@ -4,14 +4,16 @@ A name ends in its unit. Labels are bounded: outcomes, reasons and ways are fixe
 are none of them.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
 from relight.agents.replay.tally import Book
 from relight.events import exposition
+from relight.events.exposition import Values
 
 Labels = tuple[str, ...]
+Read = Callable[[Book], Mapping[Labels, Values]]
+"""A number for each combination of labels; of a histogram how often each value came."""
 
 TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536)
 """Upper bounds of lengths."""
@@ -26,9 +28,28 @@ class Metric(NamedTuple):
     kind: Literal["counter", "histogram"]
     help: str
     labels: Labels
-    read: Callable[[Book], Mapping[Labels, Counter[int] | Counter[float] | int]]
-    """A number for each combination of labels; of a histogram how often each value came."""
+    read: Read
     bounds: tuple[float, ...] = ()
+
+
+def _one(read: Callable[[Book], Values]) -> Read:
+    return lambda book: {(): read(book)}
+
+
+def _turns(book: Book) -> Mapping[Labels, Values]:
+    return {(outcome, _yes(cut)): count for (outcome, cut), count in book.turns.items()}
+
+
+def _replays(book: Book) -> Mapping[Labels, Values]:
+    return {(reason, way): count for (reason, way), count in book.replays.items()}
+
+
+def _lengths(book: Book) -> Mapping[Labels, Values]:
+    return {(_yes(cut),): lengths for cut, lengths in book.lengths.items()}
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
 
 
 METRICS: tuple[Metric, ...] = (
@@ -37,63 +58,63 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         "Turns that ended, by how and by whether a replay was needed.",
         ("outcome", "interrupted"),
-        lambda book: {(outcome, _yes(cut)): count for (outcome, cut), count in book.turns.items()},
+        _turns,
     ),
     Metric(
         "relight_replay_suspect_turns_total",
         "counter",
         "Turns that were in flight when two engines died.",
         (),
-        lambda book: {(): book.suspects},
+        _one(lambda book: book.suspects),
     ),
     Metric(
         "relight_replay_replays_total",
         "counter",
         "Attempts after the first, by why the one before ended and how they went on.",
         ("reason", "way"),
-        lambda book: {(reason, way): count for (reason, way), count in book.replays.items()},
+        _replays,
     ),
     Metric(
         "relight_replay_tokens_total",
         "counter",
         "Tokens in the turns that ended.",
         (),
-        lambda book: {(): book.tokens},
+        _one(lambda book: book.tokens),
     ),
     Metric(
         "relight_replay_kept_tokens_total",
         "counter",
         "Tokens that continuations did not have to sample again.",
         (),
-        lambda book: {(): book.kept},
+        _one(lambda book: book.kept),
     ),
     Metric(
         "relight_replay_regenerated_tokens_total",
         "counter",
         "Tokens that had come and were dropped.",
         (),
-        lambda book: {(): book.regenerated},
+        _one(lambda book: book.regenerated),
     ),
     Metric(
         "relight_replay_mixed_version_turns_total",
         "counter",
         "Complete turns with tokens of more than one version of the weights.",
         (),
-        lambda book: {(): book.mixed},
+        _one(lambda book: book.mixed),
     ),
     Metric(
         "relight_replay_unknown_version_turns_total",
         "counter",
         "Complete turns with tokens of a version that nobody knows.",
         (),
-        lambda book: {(): book.unknown},
+        _one(lambda book: book.unknown),
     ),
     Metric(
         "relight_replay_sample_tokens",
         "histogram",
         "Lengths of complete samples, by whether a replay was needed: the bias of replays.",
         ("interrupted",),
-        lambda book: {(_yes(cut),): lengths for cut, lengths in book.lengths.items()},
+        _lengths,
         TOKENS,
     ),
     Metric(
@@ -101,7 +122,7 @@ METRICS: tuple[Metric, ...] = (
         "histogram",
         "From a break to the turn's next token.",
         (),
-        lambda book: {(): book.gaps_s},
+        _one(lambda book: book.gaps_s),
         SECONDS,
     ),
 )
@@ -116,7 +137,3 @@ def text(book: Book) -> str:
         )
         for metric in METRICS
     )
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"

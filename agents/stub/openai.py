@@ -1,7 +1,7 @@
 """The routes of text: completions and chats, and what vLLM's scale-out adds: requests and texts as tokens."""
 
 import uuid
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 from aiohttp import web
@@ -160,13 +160,17 @@ def _prompt(asked: Request, *, chat: bool) -> list[int]:
             )
         return template([{"role": each.role, "content": each.content} for each in asked.messages])
     prompt = asked.prompt
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+    if isinstance(prompt, list) and prompt and _is_prompt(prompt[0]):
         if len(prompt) > 1:
             raise BadRequest("the stub takes one prompt", param="prompt")
         prompt = prompt[0]
     if not prompt:
         raise BadRequest("Either prompt or prompt_embeds must be provided and non-empty.", param="prompt")
     return encode(prompt) if isinstance(prompt, str) else [each for each in prompt if isinstance(each, int)]
+
+
+def _is_prompt(value: object) -> TypeGuard[str | list[Any]]:
+    return isinstance(value, str | list)
 
 
 def _refused(request: web.Request, error: BadRequest) -> web.Response:

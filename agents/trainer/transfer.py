@@ -228,12 +228,16 @@ class VllmTransferSync:
     def _resumed(self, fleet: Fleet, serving: list[Member]) -> dict[EngineName, str]:
         """Let those go on that served; who did not end its update well, or does not go on, and why."""
         failed = dict(self._control.unfinished)
-        for call in (self._forget, lambda fleet, members: fleet.post("/resume", members=members)):
+        for call in (self._forget, self._resume):
             try:
                 call(fleet, [member for member in serving if member.engine not in failed])
             except MembersFailed as error:
                 failed |= error.errors
         return failed
+
+    @staticmethod
+    def _resume(fleet: Fleet, members: list[Member]) -> None:
+        fleet.post("/resume", members=members)
 
     def _forget(self, fleet: Fleet, members: list[Member]) -> None:
         """Cached keys and values of the old weights; blocks that running requests hold are recomputed."""

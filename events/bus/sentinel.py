@@ -59,7 +59,9 @@ class Sentinels(Sentinel):
 
         known = [answer for answer in answers if answer is not None]
         primary = max(known, key=lambda answer: int(answer["config-epoch"]), default=None)
-        if primary is None or not self.check_master_state(primary, service_name):
+        if (
+            primary is None or not self.check_master_state(primary, service_name)  # pyright: ignore[reportUnknownMemberType]
+        ):
             raise MasterNotFoundError(self._why_none(service_name, primary, answers, failures))
         return str(primary["ip"]), int(primary["port"])
 

@@ -5,7 +5,7 @@ sense here: the engine refuses it in its own words.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 import msgspec
 
@@ -36,20 +36,31 @@ def _set(name: str) -> Callable[[Fields], bool]:
 
 
 def _several_prompts(fields: Fields) -> bool:
-    prompt = fields.get("prompt")
-    return isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int)
+    prompts = _list(fields.get("prompt"))
+    return len(prompts) > 1 and not isinstance(prompts[0], int)
 
 
 def _not_only_text(fields: Fields) -> bool:
-    messages = fields.get("messages")
-    contents = [each.get("content") for each in messages or () if isinstance(each, dict)]
+    contents = [_object(message).get("content") for message in _list(fields.get("messages"))]
     return any(
-        not (isinstance(part, str) or part.get("type") in ("text", None))
-        for content in contents
-        if isinstance(content, list)
-        for part in content
-        if isinstance(part, str | dict)
+        _object(part).get("type") not in ("text", None) for content in contents for part in _list(content)
     )
+
+
+def _list(value: object) -> list[Any]:
+    return value if _is_list(value) else []
+
+
+def _is_list(value: object) -> TypeGuard[list[Any]]:
+    return isinstance(value, list)
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if _is_object(value) else {}
+
+
+def _is_object(value: object) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict)
 
 
 UNCONTINUED: tuple[tuple[Callable[[Fields], bool], str], ...] = (
@@ -124,8 +135,7 @@ def _asked(
     *,
     why: str | None,
 ) -> Asked:
-    options = fields.get("stream_options")
-    options = options if isinstance(options, dict) else {}
+    options = _object(fields.get("stream_options"))
     scored = fields.get("logprobs") if endpoint == "chat" else fields.get("logprobs") is not None
     top = fields.get("top_logprobs")
     prompts = len(fields["prompt"]) if _several_prompts(fields) else 1
@@ -152,8 +162,7 @@ def _params(endpoint: Endpoint, fields: Fields) -> dict[str, Any]:
         for name, value in fields.items()
         if value is not None and (name in PARAMS or name.startswith("guided_"))
     }
-    form = params.get("response_format")
-    if isinstance(form, dict) and form.get("type") == "text":
+    if _object(params.get("response_format")).get("type") == "text":
         del params["response_format"]
     if not params.get("stop"):
         params.pop("stop", None)

@@ -93,7 +93,7 @@ class Told(Own):
 def _read(answer: bytes, path: str) -> tuple[dict[str, Any], _Rendered]:
     """The one request that was rendered: as it is, and what of it is looked at."""
     try:
-        told = msgspec.json.decode(answer)
+        told: list[dict[str, Any]] | dict[str, Any] = msgspec.json.decode(answer)
         request = told[0] if isinstance(told, list) else told
         return request, msgspec.convert(request, _Rendered)
     except (msgspec.MsgspecError, LookupError) as error:
