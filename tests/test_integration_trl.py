@@ -116,6 +116,21 @@ def of_stub(folder: Path) -> Scorer:
     return scored
 
 
+def of_qwen(folder: Path) -> Scorer:
+    import torch
+    from transformers import Qwen2ForCausalLM
+
+    made: Any = Qwen2ForCausalLM.from_pretrained(folder, dtype="float32")
+
+    def scored(sample: Sample) -> list[float]:
+        with torch.no_grad():
+            logits = made(input_ids=torch.tensor([sample.token_ids])).logits[0].log_softmax(-1)
+        sampled = range(sample.first, len(sample.token_ids))
+        return [float(logits[at - 1, sample.token_ids[at]]) for at in sampled]
+
+    return scored
+
+
 def sampled_by(sample: Sample, scorers: Sequence[Scorer], *, within: float) -> list[int]:
     """Which weights each sampled token came from; -1 where none say so."""
     scores = list(zip(*(scored(sample) for scored in scorers), strict=True))
@@ -127,6 +142,17 @@ def sampled_by(sample: Sample, scorers: Sequence[Scorer], *, within: float) -> l
     return found
 
 
+class Kind(NamedTuple):
+    """An engine that TRL trains with, and how its tokens are told apart."""
+
+    engine: Callable[[Path, Path], Engine]
+    scorer: Callable[[Path], Scorer]
+    within: float
+    steps: int
+    killed_at: tuple[int, ...]
+    """After the sync of each of these steps."""
+
+
 def stub_engine(models: Path, base: Path) -> Engine:
     """It takes the trained model's tensors, and says of itself that it is no Qwen."""
     base.mkdir()
@@ -135,17 +161,28 @@ def stub_engine(models: Path, base: Path) -> Engine:
     return stub(base, "--token-interval-ms", "10", "--served-model-name", str(models))
 
 
-STEPS, KILLED_AT = 5, (1, 3)
-"""Of the training; the engine is killed after the syncs of these."""
-WITHIN_NATS = 1e-6
+def vllm_engine(models: Path, base: Path) -> Engine:
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", "{weights}"]
+    command += ["--host", "127.0.0.1", "--port", "{port}", "--served-model-name", str(models)]
+    command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "512", "--enable-scale-out"]
+    env = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    env |= {"VLLM_SERVER_DEV_MODE": "1", "TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    return Engine(name=E0, command=tuple(command), model=str(models), env=env, kv="recompute")
+
+
+STUB = Kind(stub_engine, of_stub, 1e-6, steps=5, killed_at=(1, 3))
+VLLM = Kind(vllm_engine, of_qwen, 2e-3, steps=8, killed_at=(1,))
 
 
 @pytest.mark.timeout(WITHIN_S + 60)
 @pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed")
-async def test_it_trains_on_while_its_engine_is_killed(server: Embedded, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kind", [STUB, pytest.param(VLLM, marks=[pytest.mark.vllm, pytest.mark.long])], ids=["stub", "vllm"]
+)
+async def test_it_trains_on_while_its_engine_is_killed(kind: Kind, server: Embedded, tmp_path: Path) -> None:
     model.make("vllm", tmp_path / "model")
     add_tokenizer(tmp_path / "model")
-    file = node_file(tmp_path / "state", stub_engine(tmp_path / "model", tmp_path / "base"))
+    file = node_file(tmp_path / "state", kind.engine(tmp_path / "model", tmp_path / "base"))
     names = {name: str(tmp_path / name) for name in ("snapshots", "model", "output", "samples")}
     async with job(server.url, file) as watch, gateway(server.url) as address:
         plan = {
@@ -153,19 +190,19 @@ async def test_it_trains_on_while_its_engine_is_killed(server: Embedded, tmp_pat
             "bus": server.url,
             "job": JOB,
             "server": address,
-            "steps": STEPS,
+            "steps": kind.steps,
             "tokens": TOKENS,
         }
         async with training(plan, tmp_path / "log"):
-            for incarnation, step in enumerate(KILLED_AT, start=1):
+            for incarnation, step in enumerate(kind.killed_at, start=1):
                 route = await routed(watch, incarnation, step)
                 await until(in_the_middle_of_calls(route.address), within_s=WITHIN_S)
                 kill(role(file, "core"))
         assert await counted(address, "relight_replay_kept_tokens_total") > 0
     run = next(route.version.run for route in watch.all(RouteAdded) if route.version.run)
-    versions = [tmp_path / "snapshots" / str(Version(run, step)) for step in range(STEPS + 1)]
-    await anyio.to_thread.run_sync(check, tmp_path, [of_stub(each) for each in versions], WITHIN_NATS)
-    assert [done.outcome for done in watch.all(RecoveryFinished)] == ["done"] * len(KILLED_AT)
+    versions = [tmp_path / "snapshots" / str(Version(run, step)) for step in range(kind.steps + 1)]
+    await anyio.to_thread.run_sync(check, tmp_path, [kind.scorer(each) for each in versions], kind.within)
+    assert [done.outcome for done in watch.all(RecoveryFinished)] == ["done"] * len(kind.killed_at)
     handed_over = load_file(versions[-1] / "model.safetensors")
     trained = load_file(tmp_path / "output" / "model.safetensors")
     assert handed_over.keys() == trained.keys()

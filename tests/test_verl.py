@@ -38,7 +38,7 @@ from tests.weights_rig import Watch
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.skipif(find_spec("verl") is None, reason="verl is not installed (see docs/verl.md)"),
-    pytest.mark.skipif(os.environ.get("LONG") != "1", reason="minutes, on cores of its own: LONG=1"),
+    pytest.mark.long,
     pytest.mark.timeout(500),
 ]
 ANSWER_S = 180.0

@@ -61,6 +61,9 @@ def _less_counters(job: Job) -> Any:
 
 def _versions(before: Job, heard: Any, after: Job) -> str | None:
     """S9: versions never go backwards; a newer run's first word takes every route."""
+    stood, stands = before.meta.published, after.meta.published
+    if stood is not None and stands is not None and stands.version < stood.version:
+        return f"S9: the published weights went from {stood.version} to {stands.version}"
     was, now = before.meta.version, after.meta.version
     if was is not None and now is not None and now < was and not isinstance(heard, SafeBoundary):
         return f"S9: the job's version went from {was} to {now}"
