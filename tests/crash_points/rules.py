@@ -19,7 +19,7 @@ from relight.events.decisions import (
 )
 from tests.crash_points.evidence import Seen
 from tests.crash_points.layout import BYSTANDER, STRUCK, checksums
-from tests.crash_points.points import commits_done
+from tests.crash_points.points import commits_done, commits_under_way
 
 
 def broken(seen: Seen) -> list[str]:
@@ -59,9 +59,14 @@ def _decisions_stand_in_one_chain(seen: Seen) -> Iterator[str]:
 
 
 def _each_commit_stands_once(seen: Seen) -> Iterator[str]:
-    """In the order in which their callers had them done, and none whose caller died before it."""
+    """In the order in which their callers had them done, and none whose caller died before it.
+
+    One that was under way when its caller died stands where nobody else has its number.
+    """
     told = commits_done(seen.passes)
-    done = {key: names for key, names in told.items() if key[1] <= seen.after.commit}
+    numbers = {number for _, number in told}
+    under_way = {key: names for key, names in commits_under_way(seen.passes).items() if key[1] not in numbers}
+    done = {key: names for key, names in sorted((told | under_way).items()) if key[1] <= seen.after.commit}
     stands = [decision.id for decision in seen.decisions]
     ids = [name for names in done.values() for name in names]
     if stands != ids:
