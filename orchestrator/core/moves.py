@@ -148,6 +148,8 @@ def seen_elsewhere(work: Work, node: NodeName, report: EngineReport) -> bool:
         if engine.phase not in (Phase.NEW, Phase.BACKOFF, *ENDED_FOR_GOOD):
             place = parts.place(engine, report.part)
             leave_behind(work, name, place.node, incarnation=engine.incarnation, processes=place.processes)
+        if node in engine.nodes:  # it holds another part now than it did
+            parts.settle(work, name, engine.nodes.index(node), NOWHERE)
         parts.settle(work, name, report.part, node)
         return True
     if alive and not known:

@@ -140,8 +140,20 @@ def _not_owned(work: Work, name: EngineName, fact: NodeUp) -> None:
         return
     parts.settle(work, name, number, NOWHERE, gone=engine.incarnation)
     if set(work.engines[name].nodes) == {NOWHERE}:
-        recovery.finish(work, name, "cancelled")
-        del work.engines[name]
+        _forget(work, name)
+
+
+def _forget(work: Work, name: EngineName) -> None:
+    """It has left the job: nothing waits for it any more."""
+    recovery.finish(work, name, "cancelled")
+    boundary, sync = work.meta.boundary, work.meta.sync
+    if boundary is not None and name in boundary.awaiting:
+        awaiting = tuple(other for other in boundary.awaiting if other != name)
+        work.learn(boundary=replace(boundary, awaiting=awaiting))
+    if sync is not None and name in sync.pending:
+        pending = tuple(other for other in sync.pending if other != name)
+        work.learn(sync=replace(sync, pending=pending))
+    del work.engines[name]
 
 
 def _adopt(work: Work, name: EngineName, report: EngineReport) -> None:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from relight.events.decisions import LoadWeights, SyncWeights
 from relight.events.facts import WeightsPublished, WeightsSynced
 from relight.events.ids import EngineName, SyncId
-from relight.events.schema import Boundary, OpenSync
+from relight.events.schema import Boundary, EngineState, OpenSync
 from relight.events.values import Failed, Member, Phase, Weights
 from relight.events.version import Version
 from relight.orchestrator.core import budget, recovery
@@ -193,8 +193,8 @@ def weights_synced(work: Work, fact: WeightsSynced) -> None:
 
 
 def _pushed(work: Work, name: EngineName, incarnation: int, fact: WeightsSynced) -> None:
-    engine = work.engines[name]
-    if engine.incarnation != incarnation or engine.phase not in (Phase.SYNCING, Phase.SERVING):
+    engine = _member(work, name, incarnation)
+    if engine is None:
         return
     recovery.mark(work, name, "sync")
     work.put(name, version=fact.version, digest=fact.digest, intent=None)
@@ -206,10 +206,18 @@ def _pushed(work: Work, name: EngineName, incarnation: int, fact: WeightsSynced)
         enter(work, name, Phase.STALE, reason=f"the job moved on from {fact.version}")
 
 
+def _member(work: Work, name: EngineName, incarnation: int) -> EngineState | None:
+    """The engine, where what was named in an order is there still."""
+    engine = work.engines.get(name)
+    if engine is None or engine.incarnation != incarnation:
+        return None
+    return engine if engine.phase in (Phase.SYNCING, Phase.SERVING) else None
+
+
 def _push_failed(work: Work, failed: Failed) -> None:
     name = failed.engine
-    engine = work.engines[name]
-    if engine.incarnation != failed.incarnation or engine.phase not in (Phase.SYNCING, Phase.SERVING):
+    engine = _member(work, name, failed.incarnation)
+    if engine is None:
         return
     if failed.touched:
         recovery.begin(work, name, why=f"its weights were touched: {failed.error}", by="sync")
@@ -313,7 +321,8 @@ def _refused(work: Work, order: SyncWeights, *, why: str | None = None) -> None:
             "sync", f"sync {order.sync} was refused: {why}", reason="it is asked for again after a rest"
         )
     for member in order.members:
-        if work.engines[member.engine].phase is Phase.STALE:
+        engine = work.engines.get(member.engine)
+        if engine is not None and engine.phase is Phase.STALE:
             work.put(member.engine, not_before=budget.retry_at(work))
 
 
