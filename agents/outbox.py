@@ -17,7 +17,7 @@ import anyio
 from relight.events import codec
 from relight.events.bus.follow import RETRY_S
 from relight.events.bus.job import JobBus, Numbered
-from relight.events.errors import BusUnavailable, Fenced, Undecodable
+from relight.events.errors import BusUnavailable, Fenced, Undecodable, UsageError
 from relight.events.facts import Fact
 from relight.events.ids import BootId, EntryId, Source
 
@@ -99,10 +99,13 @@ class FileOutbox(MemoryOutbox):
         self._source = source
         self._spoilt = False
         """Whether the log lacks a line, or ends in half of one."""
-        if self._path.exists():
-            for line in self._path.read_bytes().split(b"\n")[:-1]:
-                self._read(line)
-        self._file = self._path.open("ab", buffering=0)
+        try:
+            if self._path.exists():
+                for line in self._path.read_bytes().split(b"\n")[:-1]:
+                    self._read(line)
+            self._file = self._path.open("ab", buffering=0)
+        except OSError as error:
+            raise UsageError(f"{self._path} cannot be used: {error}") from error
         self._rewrite()
 
     def _read(self, line: bytes) -> None:

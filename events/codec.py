@@ -115,7 +115,7 @@ def from_json(text: str | bytes, kind: type[T]) -> T:
     """`text` as a `kind`; raises Undecodable."""
     try:
         return msgspec.json.decode(text, type=kind, dec_hook=_from_wire)
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise Undecodable(f"{kind.__name__}: {error}") from error
 
 
@@ -153,5 +153,5 @@ def decode_state(fields: Mapping[str, str]) -> Snapshot:
                 if field.startswith(_ENGINE)
             },
         )
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise Undecodable(f"state: {error}") from error

@@ -5,18 +5,22 @@ A configuration file has `[defaults]` and `[jobs.NAME]`; the lease holder writes
 """
 
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from relight.events import toml
 from relight.events.errors import UsageError
 from relight.events.ids import JobName, job_name
 
 _NEVER_0 = ("lease_s", "starts_per_node", "starts_per_job", "keep_entries")
 """Settings with which nothing would ever be decided, started or read if they were 0."""
+
+
+_MOST = 1_000_000_000
+"""Of seconds thirty years; above it nobody can have meant what a file says."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -94,8 +98,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         for field in msgspec.structs.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, (int, float)) and not 0 <= value < float("inf"):
-                raise ValueError(f"{field.name} must be a finite number of 0 or more, not {value}")
+            if isinstance(value, (int, float)) and not 0 <= value <= _MOST:
+                raise ValueError(f"{field.name} must be a number from 0 to {_MOST:.0e}, not {value}")
         for name in _NEVER_0:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
@@ -125,12 +129,7 @@ def observed(file: SettingsFile) -> SettingsFile:
 
 def load(path: Path) -> SettingsFile:
     """The orchestrator's configuration file; raises UsageError with the path of what is wrong in it."""
-    try:
-        tables = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise UsageError(f"configuration {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"configuration {path}: {error}") from error
+    tables = toml.tables(path, where=f"configuration {path}")
     unknown = sorted(set(tables) - {"defaults", "jobs"})
     if unknown:
         raise UsageError(

@@ -93,6 +93,19 @@ async def test_what_is_wrong_with_one_jobs_keys_is_that_jobs_answer(bus: Bus, ra
     assert shown(three) == (True, {}, None)
 
 
+async def test_values_that_nobody_of_ours_wrote_are_left_out(bus: Bus, raw: Any) -> None:
+    [one] = await taken(bus, ONE)
+    job = bus.job(ONE)
+    await job.pulse(AGENT, Pulse(BOOT, 1))
+    await raw.hset(job.keys.pulse, "agent/deep", '{"seq":' + "[" * 100_000 + "]" * 100_000 + "}")
+    await raw.hset(job.keys.state, "commit", "no number")
+    await raw.hset(job.keys.seen, AGENT, "no boot")
+    [look] = await bus.roll().look([held(ONE, one)])
+    assert isinstance(look, Looked) and look.pulses == {AGENT: Pulse(BOOT, 1)} and look.commit is None
+    await job.append([Numbered(1, UP, 0)], source=AGENT, boot=BOOT)
+    assert await job.seen(AGENT) == (BOOT, 1)
+
+
 async def test_scripts_that_were_flushed_are_loaded_again(bus: Bus, raw: Any) -> None:
     [one] = await taken(bus, ONE)
     await raw.script_flush()

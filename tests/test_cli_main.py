@@ -124,11 +124,14 @@ def test_wrong_words_are_named(words: list[str], said: str, capsys: pytest.Captu
         (["agent", "--job", "j", "--name", "_", "--", "true"], "engine name '_' must match"),
         (["agent", "--config", "/nowhere/node.toml"], "/nowhere/node.toml"),
         (["orchestrate", "--job", "J"], "job name 'J' must match"),
-        (["orchestrate", "--config", "/nowhere.toml"], "configuration /nowhere.toml: No such file"),
+        (
+            ["orchestrate", "--config", "/nowhere.toml"],
+            "configuration /nowhere.toml cannot be read: No such file",
+        ),
         (["gateway", "--job", "J"], "job name 'J' must match"),
         (["status", "--job", "J"], "job name 'J' must match"),
         (["status", "--bus", "http://x"], "bus URL 'http://x'"),
-        (["config", "check", "/nowhere.toml"], "configuration /nowhere.toml: No such file"),
+        (["config", "check", "/nowhere.toml"], "configuration /nowhere.toml cannot be read: No such file"),
     ],
 )
 def test_wrong_values_are_named(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -237,6 +240,11 @@ def test_an_orchestrators_file_is_known_by_its_content(
         ('[defaults]\nfloor = "two"\n', "$.floor` (value 'two')"),
         ("[defaults]\nfloor = -1\n", "not -1"),
         ("[defaults]\nlease_s = 0\n", "lease_s must be 1 or more, not 0"),
+        ("[defaults]\nlease_s = 1e306\n", "lease_s must be a number from 0 to 1e+09, not 1e+306"),
+        ("[defaults]\nfloor = " + "[" * 5_000, "is not TOML"),
+        ("[defaults]\nfloor = " + "9" * 5_000, "is not TOML"),
+        ("a" + ".a" * 50 + " = 1", "is more than 32 tables deep"),
+        ("a" + ".a" * 5_000 + " = 1", "is more than 32 tables deep"),
         ('[jobs.a]\nrecover_at = "dusk"\n', "jobs.a: Invalid enum value 'dusk'"),
         ("[jobs.Big]\nfloor = 2\n", "job name 'Big' must match"),
         ('job = "j"\nnode = "n"\nstate_dir = "/s"\nengine = []\n', "engine"),

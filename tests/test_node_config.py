@@ -67,6 +67,10 @@ def test_the_file_of_the_design_is_read(tmp_path: Path) -> None:
         ('kind = "vllm"', 'evidence = ["no-such-spy", "{pid}"]', ["$.engines[0].evidence[0]", "no-such-spy"]),
         ("command = [", "after_start = [] # [", ["$.engines[0].command", "empty"]),
         ("job", "job job", ["not TOML"]),
+        ('"--port"', '"a\\u0000b", "--port"', ["$.engines[0].command[", "NUL"]),
+        ('state_dir = "', 'state_dir = "/\\u0000" # ', ["$.state_dir", "NUL"]),
+        ('VLLM_SERVER_DEV_MODE = "1"', '"A=B" = "1"', ["$.engines[0].env", "'A=B'", "no name of a variable"]),
+        ('VLLM_SERVER_DEV_MODE = "1"', '"" = "1"', ["$.engines[0].env", "''", "no name of a variable"]),
     ],
 )
 def test_a_wrong_node_file_is_refused_with_path_and_value(

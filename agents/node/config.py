@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import socket
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -16,6 +15,7 @@ from typing import Any, Literal, TypeVar, cast
 import msgspec
 
 from relight.agents.node import parts
+from relight.events import toml
 from relight.events.errors import UsageError
 from relight.events.ids import EngineName, JobName, NodeName, engine_name, job_name, node_name
 
@@ -129,12 +129,7 @@ def load(path: Path) -> NodeFile:
 
 def read(path: Path, kind: type[T], *, where: str) -> T:
     """The TOML file at `path` as a `kind`; raises UsageError, which begins with `where`."""
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{where} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{where} is not TOML: {error}") from error
+    raw = toml.tables(path, where=where)
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
@@ -218,6 +213,9 @@ def _check_engine(engine: Engine, at: str) -> None:
         raise UsageError(f"{at}evidence[0] {engine.evidence[0]!r} is no program that can be run")
     if engine.model is None and any("{weights}" in word for word in words):
         raise UsageError(f"{at}command has {{weights}} but there is no `model`, the base model's folder")
+    for variable in engine.env:
+        if not variable or "=" in variable:
+            raise UsageError(f"{at}env {variable!r} is no name of a variable")
     for key, value in (("stall_s", engine.stall_s), ("grace_s", engine.grace_s), ("start_s", engine.start_s)):
         if value is not None and not 0 < value < float("inf"):
             raise UsageError(f"{at}{key} {value} must be a finite number of seconds above 0")

@@ -32,7 +32,7 @@ def raise_file_limit() -> None:
 
 
 def prepare(owned: Owned, order: StartEngine) -> None:
-    """Write down what is about to be started. Raises StartFailure where there is no port for it."""
+    """Write down what is about to be started. Raises StartFailure where there is no port for it, OSError."""
     tag = owned.tag(order.incarnation)
     port = owned.config.port
     if port is None and not owned.config.part:
@@ -40,7 +40,7 @@ def prepare(owned: Owned, order: StartEngine) -> None:
             port = ports.pick(owned.shared.ports())
         except ports.NoPort as error:
             raise StartFailure("EADDRINUSE", str(error)) from error
-    owned.save(
+    owned.save_first(
         incarnation=order.incarnation,
         phase="starting",
         dead=False,

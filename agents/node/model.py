@@ -13,7 +13,6 @@ import msgspec
 from relight.agents import snapshot
 from relight.agents.node.config import base_model
 from relight.agents.node.owned import Owned
-from relight.agents.node.record import write
 from relight.agents.snapshot import Tensor
 from relight.events import codec
 from relight.events.errors import Undecodable
@@ -55,9 +54,7 @@ def known(owned: Owned) -> Model:
 
 
 def keep(owned: Owned, model: Model) -> None:
-    path = _file(owned)
-    path.parent.mkdir(exist_ok=True)
-    write(path, codec.to_json(model).encode())
+    owned.shared.store.put(_file(owned), codec.to_json(model).encode())
 
 
 def identity(owned: Owned, version: str) -> str:

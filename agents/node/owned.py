@@ -125,8 +125,14 @@ class Owned:
     def log_path(self) -> Path:
         return self.shared.store.log(self.name, self.record.incarnation)
 
+    def save_first(self, **changes: Any) -> None:
+        """Change the record before a step that a successor must know of. Raises OSError."""
+        record = msgspec.structs.replace(self.record, **changes)
+        self.shared.store.save(record, first=True)
+        self.record = record
+
     def save(self, **changes: Any) -> None:
-        """Change the record, on disk when this returns."""
+        """Change the record, on disk when this returns, or as soon as the disk takes it."""
         if self._saving is not None:
             self._saving.cancel()
             self._saving = None

@@ -22,6 +22,17 @@ def _written(fd: int, data: bytes) -> None:
             return
 
 
+def _turned(path: str, out: int, flags: int) -> int:
+    """A new file; on a disk that takes none, the old one."""
+    try:
+        os.replace(path, path + ".1")  # noqa: PTH105 -- pathlib would double the start-up time
+        fresh = os.open(path, flags, 0o600)
+    except OSError:
+        return out
+    os.close(out)
+    return fresh
+
+
 def pump(path: str, limit: int) -> None:
     """Copy until the last writer is gone."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -37,10 +48,7 @@ def pump(path: str, limit: int) -> None:
         stamp = b"%d " % (time.time_ns() // 1_000_000)
         data = b"".join(stamp + line + b"\n" for line in lines)
         if size + len(data) > limit:
-            os.close(out)
-            os.replace(path, path + ".1")  # noqa: PTH105 -- pathlib would double the start-up time
-            out = os.open(path, flags, 0o600)
-            size = 0
+            out, size = _turned(path, out, flags), 0
         _written(out, data)
         size += len(data)
     if rest:

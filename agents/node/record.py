@@ -1,7 +1,8 @@
 """What an agent keeps on disk: who it is, the highest epoch it obeyed, and one record for each engine.
 
 Each file is replaced atomically and fsynced before the step it speaks of is taken, so a successor that
-finds the state directory can take up any step again. One process at a time holds the directory.
+finds the state directory can take up any step again. While the disk takes nothing, what need not be there
+first waits in memory, and is written as soon as it does. One process at a time holds the directory.
 """
 
 import fcntl
@@ -109,6 +110,7 @@ class Store:
             (directory / "engines").mkdir(parents=True, exist_ok=True)
             directory.chmod(0o700)
             self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._is = directory.stat().st_ino
         except OSError as error:
             raise UsageError(f"state_dir {str(directory)!r} cannot be used: {error.strerror}") from error
         try:
@@ -116,6 +118,8 @@ class Store:
         except BlockingIOError as error:
             os.close(self._lock)
             raise UsageError(f"state_dir {str(directory)!r} is held by another running agent") from error
+        self._waiting: dict[Path, bytes] = {}
+        """What could not be written."""
         self.boot = self._boot()
         self.host_boot = proc.host_boot()
         self.known = self._read(directory / "agent.json", Known) or Known()
@@ -124,22 +128,52 @@ class Store:
         os.close(self._lock)
 
     def beat(self) -> None:
-        """Show that this process works: the lock's file changes. What watches the agent may look at that."""
+        """Show that this process works: the lock's file changes. What watches the agent may look at that.
+
+        Raises UsageError where the directory was taken away: another agent may hold one of its name.
+        """
         try:
             os.utime(self._lock)
         except OSError as error:  # of a disk that fails, which is no reason to let go of engines
             log.debug("no sign of life in the state directory error=%s", error)
+        try:
+            there = self.directory.stat().st_ino == self._is
+        except FileNotFoundError:
+            there = False
+        if not there:
+            raise UsageError(
+                f"state_dir {str(self.directory)!r} was removed under this agent;"
+                " its engines serve on, and the next agent takes them up"
+            )
+        for path, data in list(self._waiting.items()):
+            self.put(path, data)
 
     def _boot(self) -> BootId:
         path = self.directory / "boot"
-        if not path.exists():
-            write(path, secrets.token_hex(16).encode())
-        return BootId(path.read_text().strip())
+        try:
+            if not path.exists():
+                write(path, secrets.token_hex(16).encode())
+            return BootId(path.read_text(encoding="utf-8").strip())
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{path} cannot be used: {error}") from error
+
+    def put(self, path: Path, data: bytes) -> None:
+        """Write `data`, on disk when this returns, or as soon as the disk takes it."""
+        try:
+            path.parent.mkdir(exist_ok=True)
+            write(path, data)
+        except OSError as error:
+            if not self._waiting:
+                log.error("the state directory cannot be written, records wait in memory error=%s", error)
+            self._waiting[path] = data
+        else:
+            if self._waiting.pop(path, None) is not None and not self._waiting:
+                log.info("the state directory is written again")
 
     def keep(self, known: Known) -> None:
-        """Remember `known`, on disk when this returns."""
+        """Remember `known`."""
         if known != self.known:
-            write(self.directory / "agent.json", codec.to_json(known).encode())
+            self.put(self.directory / "agent.json", codec.to_json(known).encode())
             self.known = known
 
     def stays(self, kind: type[T], none: T) -> T:
@@ -147,8 +181,8 @@ class Store:
         return self._read(self.directory / "stays.json", kind) or none
 
     def keep_stays(self, stays: object) -> None:
-        """Remember where such engines are, on disk when this returns."""
-        write(self.directory / "stays.json", codec.to_json(stays).encode())
+        """Remember where such engines are."""
+        self.put(self.directory / "stays.json", codec.to_json(stays).encode())
 
     def raise_epoch(self, epoch: int) -> None:
         """Remember the highest epoch, before a decision of it is obeyed."""
@@ -181,11 +215,15 @@ class Store:
         """The engine's record, or None where there never was one; raises UsageError where it is spoilt."""
         return self._read(self.folder(engine) / "record.json", Record)
 
-    def save(self, record: Record) -> None:
-        """Replace the engine's record, on disk when this returns."""
-        folder = self.folder(record.engine)
-        folder.mkdir(exist_ok=True)
-        write(folder / "record.json", codec.to_json(record).encode())
+    def save(self, record: Record, *, first: bool = False) -> None:
+        """Replace the engine's record. `first`: it must be on disk before anything else; raises OSError."""
+        path, data = self.folder(record.engine) / "record.json", codec.to_json(record).encode()
+        if not first:
+            self.put(path, data)
+            return
+        path.parent.mkdir(exist_ok=True)
+        write(path, data)
+        self._waiting.pop(path, None)
 
     @staticmethod
     def _read(path: Path, kind: type[T]) -> T | None:
@@ -202,7 +240,9 @@ def write(path: Path, data: bytes) -> None:
     fresh = path.with_name(path.name + ".new")
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        os.write(fd, data)
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(fd, rest) :]
         os.fsync(fd)
     finally:
         os.close(fd)

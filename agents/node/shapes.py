@@ -12,7 +12,6 @@ import msgspec
 from relight.agents import snapshot
 from relight.agents.node.config import base_model
 from relight.agents.node.owned import Owned
-from relight.agents.node.record import write
 from relight.agents.snapshot import Manifest
 from relight.events import codec
 from relight.events.errors import Undecodable
@@ -34,8 +33,7 @@ def keep_shapes(owned: Owned, manifest: Manifest) -> None:
     path = _file(owned)
     if not path.exists():
         shapes: Shapes = {name: tensor.shape for name, tensor in manifest.tensors.items()}
-        path.parent.mkdir(exist_ok=True)
-        write(path, codec.to_json(shapes).encode())
+        owned.shared.store.put(path, codec.to_json(shapes).encode())
 
 
 def forget_shapes(owned: Owned) -> None:

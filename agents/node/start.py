@@ -5,6 +5,7 @@ must have generated. The bytes of weights that it starts on are hashed while it 
 """
 
 import logging
+from contextlib import suppress
 from functools import partial
 
 import anyio
@@ -53,7 +54,8 @@ async def start(owned: Owned, order: StartEngine) -> None:
     if owned.config.start_s is not None:
         within_s = min(within_s, owned.config.start_s)
     if within_s <= 0:
-        launch.prepare(owned, order)
+        with suppress(OSError):
+            launch.prepare(owned, order)
         raise StartFailure("deadline", f"the start's deadline had passed {-within_s:.1f} s before it began")
     try:
         with anyio.fail_after(within_s):

@@ -86,7 +86,10 @@ async def _load(owned: Owned, order: LoadWeights) -> None:
         raise _Failed("it sleeps, and has no memory to load into", touched=False)
     serving = not owned.record.paused
     client = owned.client
-    owned.save(load=order, paused=True)
+    try:
+        owned.save_first(load=order, paused=True)
+    except OSError as error:
+        raise _Failed(f"the agent's record of it cannot be written: {error}", touched=False) from error
     try:
         if serving:
             await client.pause("keep", within_s=owned.call_s(order.deadline))

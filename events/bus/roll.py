@@ -143,9 +143,8 @@ class Roll:
             else:
                 pulses, commit, at_anchor, *more = others
                 seen = more[0] if one.seen else None
-                looks.append(
-                    Looked(bool(renewed), pulses_of(pulses), seen, int(commit or 0), bool(at_anchor))
-                )
+                number = int(commit or 0) if str(commit or 0).isdecimal() else None
+                looks.append(Looked(bool(renewed), pulses_of(pulses), seen, number, bool(at_anchor)))
         return looks
 
     async def holders(self, jobs: Sequence[JobName]) -> list[str | None]:

@@ -4,9 +4,9 @@ APPEND = """
 -- KEYS seen, facts. ARGV source, boot, install, then for each entry: seq, number of strings, strings.
 -- An entry whose number is not above what was seen changes nothing and is success.
 local seen = redis.call('HGET', KEYS[1], ARGV[1])
+local cut = seen and string.find(seen, ':', 1, true)
 local last = '0'
-if seen then
-  local cut = string.find(seen, ':', 1, true)
+if cut then
   if string.sub(seen, cut + 1) == ARGV[2] then
     last = string.sub(seen, 1, cut - 1)
   elseif ARGV[3] ~= '1' then

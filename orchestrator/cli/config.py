@@ -1,11 +1,11 @@
 """`relight config check FILE`: what a node file or an orchestrator's file holds, or what is wrong in it."""
 
-import tomllib
 from argparse import Namespace
 from pathlib import Path
 
 import msgspec
 
+from relight.events import toml
 from relight.events.errors import UsageError
 from relight.orchestrator import settings
 from relight.orchestrator.cli import printing
@@ -32,12 +32,7 @@ def run(args: Namespace) -> int:
 
 
 def _keys(path: Path) -> set[str]:
-    try:
-        return set(tomllib.loads(path.read_text()))
-    except OSError as error:
-        raise UsageError(f"configuration {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"configuration {path}: {error}") from error
+    return set(toml.tables(path, where=f"configuration {path}"))
 
 
 def _is_node_file(path: Path, keys: set[str]) -> bool:

@@ -1,0 +1,39 @@
+"""TOML files that people write, read so that whatever is wrong with one is a sentence."""
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from relight.events.errors import UsageError
+
+DEEPEST = 32
+"""Tables within tables: no file of ours has more than five."""
+
+
+def tables(path: Path, *, where: str) -> dict[str, Any]:
+    """What stands in the file at `path`; raises UsageError, which begins with `where`."""
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{where} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where} is not TOML: {error}") from error
+    for at, value in _within(raw, "$", DEEPEST):
+        if value is None:
+            raise UsageError(f"{where}: {at} is more than {DEEPEST} tables deep")
+        if "\0" in at or (isinstance(value, str) and "\0" in value):
+            raise UsageError(f"{where}: {at} has a NUL character, which no path, word or variable may have")
+    return raw
+
+
+def _within(value: Any, at: str, deepest: int) -> Iterator[tuple[str, object]]:
+    """Each value with its place; None for one that lies too deep."""
+    if not isinstance(value, dict | list):
+        yield at, value
+        return
+    if deepest == 0:
+        yield at, None
+        return
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        yield from _within(inner, f"{at}.{key}" if isinstance(key, str) else f"{at}[{key}]", deepest - 1)
