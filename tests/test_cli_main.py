@@ -103,6 +103,7 @@ def test_a_wrong_bus_is_named_without_its_password(
         (["bus", "--port", "x"], "argument --port: x is no port"),
         (["events", "--count", "x"], "argument --count: x is no whole number"),
         (["demo", "--engines", "0"], "argument --engines: 0 is less than 1"),
+        (["demo", "--engines", "17"], "argument --engines: 17 is more than 16"),
         (["demo", "--fault", "rain"], "invalid choice: 'rain'"),
         (["events", "--count", "0"], "argument --count: 0 is less than 1"),
         (["gateway"], "the following arguments are required: --job"),

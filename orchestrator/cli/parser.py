@@ -6,6 +6,8 @@ from collections.abc import Callable
 from importlib.metadata import version
 
 ENGINES = ("vllm", "stub")
+MOST_ENGINES = 16
+"""Of a demo."""
 FAULTS = ("kill-core", "kill-server", "stall", "kill-agent", "kill-orchestrator")
 
 
@@ -101,13 +103,19 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _engines(text: str) -> int:
+    if (number := _positive(text)) > MOST_ENGINES:
+        raise argparse.ArgumentTypeError(f"{text} is more than {MOST_ENGINES}: they are all on this machine")
+    return number
+
+
 def _demo(add: Add) -> None:
     summary = "kill an engine in mid-generation and watch it come back"
     parser = _command(add, "demo", summary=summary, bus=False, module="demonstrate")
     parser.add_argument(
         "--engine", choices=ENGINES, help="default: vllm where it is installed, else the stub"
     )
-    parser.add_argument("--engines", type=_positive, default=1, metavar="N", help="default: 1")
+    parser.add_argument("--engines", type=_engines, default=1, metavar="N", help="default: 1")
     parser.add_argument("--fault", choices=FAULTS, default="kill-core", help="default: kill-core")
     parser.add_argument("--json", action="store_true", help="print one object on standard output")
 
