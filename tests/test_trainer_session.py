@@ -4,7 +4,7 @@ import asyncio
 import contextvars
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -736,3 +736,42 @@ def test_a_url_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
         relight.trainer(job="j")
     with pytest.raises(UsageError, match="job name"):
         relight.trainer("redis://localhost", job="Not a slug")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"orchestrator_grace_s": -1}, "orchestrator_grace_s must be a finite number of 0 or more, not -1"),
+        ({"flush_s": float("nan")}, "flush_s must be a finite number of 0 or more, not nan"),
+        ({"connect_s": "soon"}, "connect_s must be a finite number of 0 or more, not 'soon'"),
+        ({"max_unsynced_steps": -1}, "max_unsynced_steps must be"),
+        ({"on_lost": "panic"}, "on_lost must be one of None, 'sync', 'unsynced', 'raise', not 'panic'"),
+        ({"release": "soon"}, "release must be one of 'routed', 'written', not 'soon'"),
+    ],
+)
+def test_a_wrong_setting_is_named_before_anything_is_done(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as told:
+        relight.trainer("redis://127.0.0.1:1", job="j", **wrong)
+    assert said in str(told.value)
+
+
+def test_a_session_is_used_within_its_with_and_entered_once(server: Embedded, tmp_path: Path) -> None:
+    trainer = relight.trainer(server.url, job="j")
+
+    def calls() -> Iterator[Callable[[], object]]:
+        yield lambda: trainer.wait(lambda: None)
+        yield lambda: trainer.boundary(1).__enter__()
+        yield lambda: trainer.syncing(1).__enter__()
+        yield lambda: trainer.published(1, str(tmp_path))
+        yield trainer.swapped
+
+    for call in calls():
+        with pytest.raises(UsageError, match=r"is called before `with relight\.trainer"):
+            call()
+    with trainer:
+        trainer.wait(lambda: None)
+    for call in calls():
+        with pytest.raises(UsageError, match=r"is called after `with relight\.trainer"):
+            call()
+    with pytest.raises(UsageError, match="entered once"):
+        trainer.__enter__()

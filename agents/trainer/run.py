@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Literal, Self, TypeVar, overload
 
 from relight.agents.snapshot import directory_of
 from relight.agents.trainer.alone import Alone
@@ -62,11 +62,14 @@ class Run:
         self._lane = Lane()
         self._live = live(0, transports)
         self._announced: Version | None = None
+        self._life: Literal["before", "within", "after"] = "before"
 
     def _say(self, fact: Fact) -> None:
         self._link.say(fact)
 
     def __enter__(self) -> Self:
+        if self._life != "before":
+            raise UsageError("a trainer's session is entered once: relight.trainer gives another one")
         try:
             run = self._link.start(within_s=self._settings.connect_s)
         except Exception as error:
@@ -75,11 +78,17 @@ class Run:
         self._crew.begin(Begun(run=run))
         self._live = live(run, self._transports)
         self._transports.bind(Context(self._crew.ranks, self._in_use))
+        self._life = "within"
         return self
+
+    def _is_within(self, call: str) -> None:
+        if self._life != "within":
+            raise UsageError(f"trainer.{call} is called {self._life} `with relight.trainer(…) as trainer:`")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._life = "after"
         lost = self._leave_ranks() if kind is None else None
         clean = kind is None and lost is None
         if kind is not None:
@@ -156,6 +165,7 @@ class Run:
                     return
 
     def _stale(self, call: str, step: int | None, phase: Phase) -> Opened:
+        self._is_within(call)
         exports = self._live.exports(step)
         if not self._crew.arrive(call, step, fit=exports is not None).fit:
             exports = None
@@ -171,6 +181,7 @@ class Run:
         )
 
     def swapped(self) -> AbstractContextManager[None]:
+        self._is_within("swapped")
         self._live.swapped = True
         self._move()
         return self._back()
@@ -240,6 +251,7 @@ class Run:
             self._alone.synced()
 
     def published(self, step: int, uri: str) -> None:
+        self._is_within("published")
         version = Version(self.run, step)
         digest = adopt(directory_of(uri), version)
         self._announced = max(version, self._announced or version)
@@ -258,6 +270,7 @@ class Run:
 
     def _marked(self, call: str, step: int, *, refused: UsageError | None = None) -> Version:
         """The version that the live parameters of every rank are from now on."""
+        self._is_within(call)
         try:
             self._live.mark(step)
         except UsageError as error:

@@ -46,16 +46,19 @@ def trainer(  # noqa: PLR0913 -- the public signature
     what a `wait` runs uses no group that an export uses; `ranks="one"`: this process alone is the trainer.
     Raises UsageError, RanksLost.
     """
-    settings = Settings(
-        orchestrator_grace_s=orchestrator_grace_s,
-        on_lost=on_lost,
-        orphan_deadline_s=orphan_deadline_s,
-        max_unsynced_steps=max_unsynced_steps,
-        release=release,
-        connect_s=connect_s,
-        flush_s=flush_s,
-        rank_deadline_s=rank_deadline_s,
-    )
+    try:
+        settings = Settings(
+            orchestrator_grace_s=orchestrator_grace_s,
+            on_lost=on_lost,
+            orphan_deadline_s=orphan_deadline_s,
+            max_unsynced_steps=max_unsynced_steps,
+            release=release,
+            connect_s=connect_s,
+            flush_s=flush_s,
+            rank_deadline_s=rank_deadline_s,
+        )
+    except ValueError as error:
+        raise UsageError(f"relight.trainer: {error}") from None
     given = transports(sync, snapshots)
     if os.environ.get("RELIGHT_DISABLE") == "1":
         return Disabled()

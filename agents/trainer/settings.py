@@ -1,6 +1,7 @@
 """How long a trainer waits for what, and what it does then."""
 
-from typing import Literal
+import math
+from typing import Literal, get_args
 
 import msgspec
 
@@ -32,3 +33,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     rank_deadline_s: float = 600.0
     """How long one rank waits for another inside a call: as long as torch's own collectives do. One whose
     process has ended is noticed at once."""
+
+    def __post_init__(self) -> None:
+        for name, choices in (("on_lost", (None, *get_args(OnLost))), ("release", get_args(Release))):
+            if getattr(self, name) not in choices:
+                named = ", ".join(map(repr, choices))
+                raise ValueError(f"{name} must be one of {named}, not {getattr(self, name)!r}")
+        for field in msgspec.structs.fields(self):
+            value = getattr(self, field.name)
+            if field.type not in (int, float):
+                continue
+            if not (isinstance(value, (int, float)) and 0 <= value < math.inf):
+                raise ValueError(f"{field.name} must be a finite number of 0 or more, not {value!r}")
