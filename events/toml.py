@@ -3,7 +3,7 @@
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from relight.events.errors import UsageError
 
@@ -27,13 +27,26 @@ def tables(path: Path, *, where: str) -> dict[str, Any]:
     return raw
 
 
-def _within(value: Any, at: str, deepest: int) -> Iterator[tuple[str, object]]:
+def _within(value: object, at: str, deepest: int) -> Iterator[tuple[str, object]]:
     """Each value with its place; None for one that lies too deep."""
-    if not isinstance(value, dict | list):
+    inner: list[tuple[str, object]]
+    if _is_table(value):
+        inner = [(f"{at}.{key}", each) for key, each in value.items()]
+    elif _is_list(value):
+        inner = [(f"{at}[{index}]", each) for index, each in enumerate(value)]
+    else:
         yield at, value
         return
     if deepest == 0:
         yield at, None
         return
-    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-        yield from _within(inner, f"{at}.{key}" if isinstance(key, str) else f"{at}[{key}]", deepest - 1)
+    for place, each in inner:
+        yield from _within(each, place, deepest - 1)
+
+
+def _is_table(value: object) -> TypeGuard[dict[str, object]]:
+    return isinstance(value, dict)
+
+
+def _is_list(value: object) -> TypeGuard[list[object]]:
+    return isinstance(value, list)
