@@ -161,7 +161,13 @@ class World:
             os.close(fd)
 
     async def end(self) -> list[str]:
-        """Stop the agent with its engines, then the orchestrator; what is left, or did not end so."""
+        """Stop the agent with its engines, then the orchestrator; what is left, or did not end so.
+
+        Whoever died last is back before: a process that has only begun ends by the signal.
+        """
+        with anyio.move_on_after(SETTLE_S):
+            while not await self.at_rest():
+                await anyio.sleep(POLL_S)
         for name in ("agent", "orchestrator"):
             await self.services[name].stop()
         codes = {name: self.services[name].lives[-1].code for name in ("agent", "orchestrator")}
