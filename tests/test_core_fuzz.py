@@ -15,7 +15,7 @@ from relight.events import codec, facts
 from relight.events.decisions import LoadWeights, StartEngine, StopEngine, VerifyEngine
 from relight.events.ids import BootId, DecisionId, EngineName, EntryId, NodeName, RecoveryId, SyncId
 from relight.events.schema import EngineState, Meta
-from relight.events.values import EngineReport, Loaded, Phase, Proof
+from relight.events.values import EngineCondition, EngineReport, Loaded, Phase, Proof
 from relight.events.version import BASE, Version
 from relight.orchestrator.core.job import Job, Step
 from relight.orchestrator.core.step import committed, step, take_over, tick
@@ -150,7 +150,7 @@ class Speaker:
         engine = self.job.engines.get(report.engine)
         if engine is None or node not in engine.nodes:
             return report
-        kept = {
+        kept: dict[Phase, EngineCondition] = {
             Phase.STOPPED: "drained",
             Phase.RETIRED: "retired",
             Phase.BACKOFF: "absent",
@@ -159,7 +159,7 @@ class Speaker:
         return EngineReport(
             engine=report.engine,
             incarnation=engine.incarnation,
-            state=kept.get(engine.phase, "up"),  # type: ignore[arg-type]
+            state=kept.get(engine.phase, "up"),
             address="http://x",
             version=engine.version,
             part=engine.nodes.index(node),
@@ -240,7 +240,7 @@ def test_no_fact_is_failed_on(seed: int) -> None:
         before = speaker.job
         try:
             heard.append(speaker.turn())
-        except Exception as error:
+        except Exception as error:  # whatever it is, with what led to it
             said = "\n".join(heard[-12:])
             raise AssertionError(f"after\n{said}\nto {before}") from error
     for name, engine in speaker.job.engines.items():

@@ -9,7 +9,7 @@ import pytest
 from tests.crash_points.evidence import Seen
 from tests.crash_points.lanes import visit_all
 from tests.crash_points.layout import BYSTANDER, STRUCK
-from tests.crash_points.points import Pass, Point, apart, case_of, name_of
+from tests.crash_points.points import Committed, Pass, Point, apart, case_of, commits_under_way, name_of
 from tests.crash_points.rules import RULES, broken
 from tests.crash_points.visit import Visit
 from tests.crash_points.watcher import Sight, Slot
@@ -51,6 +51,18 @@ def test_points_with_nothing_between_them_are_one_and_those_of_two_processes_are
         ("after", "fsync"),
         ("before", "call"),
     ]
+
+
+def test_a_commit_is_under_way_where_its_caller_had_sent_it_and_died_elsewhere() -> None:
+    def commit(pid: int, when: str, number: int, *, dies: bool = False) -> Pass:
+        one = at(pid, when, "commit", stretch=number)
+        return msgspec.structs.replace(one, commit=Committed(5, number, (f"5-{number}",)), dies=dies)
+
+    sent, done = commit(1, "before", 7), [commit(1, "before", 6), commit(1, "after", 6)]
+    elsewhere = msgspec.structs.replace(at(1, "before", "look", stretch=8), dies=True)
+    assert commits_under_way([*done, sent, elsewhere]) == {(5, 7): ("5-7",)}
+    assert commits_under_way([*done, sent]) == {}, "its caller lives, and says it again"
+    assert commits_under_way([*done, commit(1, "before", 7, dies=True)]) == {}, "it was never sent"
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,8 @@ def prepare(owned: Owned, order: StartEngine) -> None:
             port = ports.pick(owned.shared.ports())
         except ports.NoPort as error:
             raise StartFailure("EADDRINUSE", str(error)) from error
-    owned.save_first(
+    owned.save(
+        first=True,
         incarnation=order.incarnation,
         phase="starting",
         dead=False,

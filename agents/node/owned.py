@@ -125,19 +125,17 @@ class Owned:
     def log_path(self) -> Path:
         return self.shared.store.log(self.name, self.record.incarnation)
 
-    def save_first(self, **changes: Any) -> None:
-        """Change the record before a step that a successor must know of. Raises OSError."""
-        record = msgspec.structs.replace(self.record, **changes)
-        self.shared.store.save(record, first=True)
-        self.record = record
+    def save(self, *, first: bool = False, **changes: Any) -> None:
+        """Change the record, on disk when this returns, or as soon as the disk takes it.
 
-    def save(self, **changes: Any) -> None:
-        """Change the record, on disk when this returns, or as soon as the disk takes it."""
+        `first`: before a step that a successor must know of; raises OSError, and nothing has changed.
+        """
+        record = msgspec.structs.replace(self.record, **changes)
+        self.shared.store.save(record, first=first)
+        self.record = record
         if self._saving is not None:
             self._saving.cancel()
             self._saving = None
-        self.record = msgspec.structs.replace(self.record, **changes)
-        self.shared.store.save(self.record)
 
     def save_soon(self, **changes: Any) -> None:
         """Change the record, on disk once what was said with it has gone out: a disk may be slow."""

@@ -157,12 +157,17 @@ class Store:
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{path} cannot be used: {error}") from error
 
-    def put(self, path: Path, data: bytes) -> None:
-        """Write `data`, on disk when this returns, or as soon as the disk takes it."""
+    def put(self, path: Path, data: bytes, *, first: bool = False) -> None:
+        """Write `data`, on disk when this returns, or as soon as the disk takes it.
+
+        `first`: at once or not at all; raises OSError.
+        """
         try:
             path.parent.mkdir(exist_ok=True)
             write(path, data)
         except OSError as error:
+            if first:
+                raise
             if not self._waiting:
                 log.error("the state directory cannot be written, records wait in memory error=%s", error)
             self._waiting[path] = data
@@ -216,14 +221,8 @@ class Store:
         return self._read(self.folder(engine) / "record.json", Record)
 
     def save(self, record: Record, *, first: bool = False) -> None:
-        """Replace the engine's record. `first`: it must be on disk before anything else; raises OSError."""
-        path, data = self.folder(record.engine) / "record.json", codec.to_json(record).encode()
-        if not first:
-            self.put(path, data)
-            return
-        path.parent.mkdir(exist_ok=True)
-        write(path, data)
-        self._waiting.pop(path, None)
+        """Replace the engine's record, as `put` does."""
+        self.put(self.folder(record.engine) / "record.json", codec.to_json(record).encode(), first=first)
 
     @staticmethod
     def _read(path: Path, kind: type[T]) -> T | None:

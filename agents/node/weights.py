@@ -87,7 +87,7 @@ async def _load(owned: Owned, order: LoadWeights) -> None:
     serving = not owned.record.paused
     client = owned.client
     try:
-        owned.save_first(load=order, paused=True)
+        owned.save(first=True, load=order, paused=True)
     except OSError as error:
         raise _Failed(f"the agent's record of it cannot be written: {error}", touched=False) from error
     try:

@@ -143,10 +143,11 @@ def commits_done(passes: Iterable[Pass]) -> dict[tuple[int, int], tuple[str, ...
 def commits_under_way(passes: Iterable[Pass]) -> dict[tuple[int, int], tuple[str, ...]]:
     """The same of those whose caller had sent them, and died somewhere else before it saw them done."""
     passes = list(passes)
+    done = commits_done(passes)
     dead = {each.pid for each in passes if each.dies}
     begun = {
         (each.commit.epoch, each.commit.number): each.commit.decisions
         for each in passes
         if each.commit is not None and each.point.when == "before" and not each.dies and each.pid in dead
     }
-    return {key: names for key, names in begun.items() if key not in commits_done(passes)}
+    return {key: names for key, names in begun.items() if key not in done}

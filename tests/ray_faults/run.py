@@ -3,6 +3,7 @@
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from relight.agents.adapters.ray import names
@@ -34,7 +35,7 @@ def run(world: World, group: Group) -> Iterator[Outcome]:
     stage = Stage(job)
     for case in group.cases if short is None else ():
         began = time.monotonic()
-        short = _short(lambda case=case: _met(stage, case))  # type: ignore[misc]
+        short = _short(partial(_met, stage, case))
         yield Outcome(_said(case.__name__), time.monotonic() - began, short)
         if short is not None:
             break
