@@ -265,10 +265,12 @@ async def test_a_replacement_that_stalls_after_its_canary_is_dead_again(
 async def test_an_engine_that_compiles_is_silent_and_not_dead(
     server: Embedded, tmp_path: Path, stub_model: Path
 ) -> None:
-    async with serving(server, tmp_path, stub_model, stall_s=0.3) as (player, started):
-        await knobs(started, compile_s=2.0)
-        await _nobody_dies(player, 1.8)
-        await player.ask(Healthy, player.probe())
+    async with serving(server, tmp_path, stub_model, stall_s=0.6) as (player, started):
+        await knobs(started, compile_s=3.0)
+        silent = await player.ask(Healthy, player.probe(seconds=1.0))
+        assert silent.canary is None and silent.evidence["compiling"] is True
+        assert (await player.ask(Healthy, player.probe())).canary is not None
+        assert not player.seen(EngineDead)
 
 
 # --- left-over, zombie and mistaken processes; signals -----------------------------------------------

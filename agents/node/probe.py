@@ -5,6 +5,7 @@ from typing import NamedTuple
 import anyio
 
 from relight.agents.adapters.vllm import Counters, EngineRefused, EngineUnreachable
+from relight.agents.node.compiling import compiles
 from relight.agents.node.owned import Owned
 from relight.agents.node.verify import healthy
 from relight.events.bus.clock import monotonic_ms
@@ -34,10 +35,13 @@ async def probe(owned: Owned, order: ProbeEngine) -> Stalled | None:
             seen = await _look(owned)
     except (TimeoutError, EngineUnreachable) as error:
         after = await _counters(owned)
-        if before is None or after is None or not after.tokens > before.tokens:
+        if before is not None and after is not None and after.tokens > before.tokens:
+            evidence = {"canary": False, "tokens": after.tokens - before.tokens, "running": after.running}
+        elif owned.tree is not None and compiles(owned.tree):  # for how long it may, the watch judges
+            evidence = {"canary": False, "compiling": True}
+        else:
             text = f"probe: {error or 'no answer before its deadline'}, and no token was made"
             return Stalled(text, monotonic_ms() - began)
-        evidence = {"canary": False, "tokens": after.tokens - before.tokens, "running": after.running}
     except EngineRefused as error:
         return Stalled(f"probe: {error}", monotonic_ms() - began)
     version = await _label(owned) or owned.record.version or BASE  # a push moves the label alone

@@ -54,6 +54,8 @@ class Watchman:
         self._asking: anyio.CancelScope | None = None
         self._incarnation = 0
         self._compiling_since_s: float | None = None
+        self._compiling_until_s = 0.0
+        """When a compiler was last seen at work below it."""
         self._paused_answers = 0
 
     @contextmanager
@@ -97,6 +99,7 @@ class Watchman:
             self._stop_asking()
             self._incarnation = owned.record.incarnation
             self._vigil = Vigil(stall_s=owned.config.stall_s, now=now)
+            self._compiling_since_s = None
             self._paused_answers = 0
         return True
 
@@ -124,7 +127,7 @@ class Watchman:
         match vigil.verdict(_now()):
             case Verdict.WELL:
                 self._compiling_since_s = None
-            case Verdict.STALLED if self._compiles():
+            case Verdict.STALLED if self._compiles(vigil):
                 return
             case Verdict.STALLED:
                 silent_s = _now() - vigil.alive
@@ -132,14 +135,20 @@ class Watchman:
             case Verdict.DOUBTFUL:
                 await self._try_out(vigil)
 
-    def _compiles(self) -> bool:
-        """Whether a compiler is at work below it, and not for too long."""
-        if self._owned.tree is None or not compiling.compiles(self._owned.tree):
+    def _compiles(self, vigil: Vigil) -> bool:
+        """Whether a compiler is at work below it, not for too long, or was within the last window.
+
+        Between two compilers, and between the last one's end and the core's first answer, none is seen.
+        """
+        now = _now()
+        if self._owned.tree is not None and compiling.compiles(self._owned.tree):
+            if self._compiling_since_s is None:
+                self._compiling_since_s = now
+                log.info("silent, and compiling engine=%s", self._owned.name)
+            self._compiling_until_s = now
+        if self._compiling_since_s is None or now - self._compiling_since_s >= compiling.LONGEST_S:
             return False
-        if self._compiling_since_s is None:
-            self._compiling_since_s = _now()
-            log.info("silent, and compiling engine=%s", self._owned.name)
-        return _now() - self._compiling_since_s < compiling.LONGEST_S
+        return now - self._compiling_until_s < vigil.window_s
 
     async def _ask(self, vigil: Vigil, scope: anyio.CancelScope) -> None:
         owned = self._owned
