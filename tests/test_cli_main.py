@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -259,6 +259,14 @@ def test_a_wrong_file_is_one_sentence(
     file.write_text(text)
     sentence = refused(capsys, "config", "check", str(file))
     assert said in sentence and "x.toml" in sentence
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_a_file_that_cannot_be_read_twice_or_to_its_end_is_refused(
+    make: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(tmp_path / "x.toml")
+    assert "is no regular file" in refused(capsys, "config", "check", str(tmp_path / "x.toml"))
 
 
 # --- signals, pipes and what is left ---------------------------------------------------------------
