@@ -190,7 +190,9 @@ class Watchman:
                 return
             await self._owned.canary(within_s=stall_s)
         except (EngineUnreachable, EngineRefused) as error:
-            if vigil is self._vigil and self._owned.up and vigil.verdict(_now()) is not Verdict.WELL:
+            if vigil is not self._vigil or not self._owned.up or vigil.verdict(_now()) is Verdict.WELL:
+                return
+            if not self._compiles(vigil):
                 self._die(f"calls wait, no token comes, and the canary fails: {error}", stall_s * 1000.0)
         else:
             vigil.excuse(_now())
