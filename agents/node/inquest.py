@@ -86,10 +86,7 @@ class Inquest:
     def _cause(self, status: Status) -> Cause:
         if status.signal is None:
             return Cause.EXIT
-        before, now = self._owned.oom_kills, proc.oom_kills()
-        if status.signal == 9 and before is not None and now is not None and now > before:
-            return Cause.OOM
-        return Cause.SIGNAL
+        return Cause.OOM if status.signal == 9 and self._owned.shortage.killed() else Cause.SIGNAL
 
 
 def _how(status: Status) -> str:

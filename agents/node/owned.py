@@ -22,6 +22,7 @@ from relight.agents.node.helper import Helper
 from relight.agents.node.logs import Pump
 from relight.agents.node.marks import Marks
 from relight.agents.node.record import Member, Record, Store
+from relight.agents.node.shortage import Shortage
 from relight.agents.node.tree import Exit, Tree
 from relight.events.bus.clock import BusClock
 from relight.events.facts import Fact
@@ -83,10 +84,7 @@ class Owned:
         """Why it is not to be started here, whoever asks."""
         self.stage = ""
         """What its start waits for, for people."""
-        self.oom_kills: int | None = None
-        """Kills for lack of memory on this machine, at the look before the last one: a process that is killed
-        for it is counted some time before it has ended."""
-        self._oom_kills_last: int | None = None
+        self.shortage = Shortage()
         self._on_exit = on_exit
         self._canary = anyio.Lock()
         self._saving: asyncio.TimerHandle | None = None
@@ -168,9 +166,7 @@ class Owned:
 
     def look_around(self) -> None:
         """Hold processes and note shared memory that came since the last look."""
-        self.oom_kills, self._oom_kills_last = self._oom_kills_last, proc.oom_kills()
-        if self.oom_kills is None:
-            self.oom_kills = self._oom_kills_last
+        self.shortage.look()
         if self.tree is not None:
             self.tree.find()
             self.note_found()

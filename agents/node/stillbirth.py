@@ -2,7 +2,6 @@
 
 import anyio
 
-from relight.agents.node import proc
 from relight.agents.node.errors import StartFailure
 from relight.agents.node.logs import last_lines
 from relight.agents.node.owned import Owned
@@ -56,8 +55,7 @@ async def _died(owned: Owned, process: Process) -> StartFailure:
 def _cause(owned: Owned, lines: list[str]) -> str:
     assert owned.tree is not None
     killed = any(status.signal == 9 for status in owned.tree.ends.values())
-    now = proc.oom_kills()
-    if killed and owned.oom_kills is not None and now is not None and now > owned.oom_kills:
+    if killed and owned.shortage.killed():
         return "oom"
     for cause, words in SIGNS:
         if any(word in line for line in lines for word in words):
