@@ -83,6 +83,19 @@ async def test_a_serving_engine_loads_and_goes_on_serving(
         assert probed.canary.logprobs != base.canary.logprobs
 
 
+async def test_checksums_that_were_slow_once_are_looked_at_again_once_they_are_not(
+    server: Embedded, tmp_path: Path, stub_model: Path
+) -> None:
+    file = node_file(tmp_path / "state", engine(stub_model))
+    learned = file.state_path / "engines" / "e0" / "model.json"
+    async with directing(file, server.url) as player:
+        await _serving(player)
+        slow = {**json.loads(learned.read_text()), "checksums_s": 1e6}
+        learned.write_text(json.dumps(slow))
+        await player.ask(Healthy, player.verify(BASE))
+        assert json.loads(learned.read_text())["checksums_s"] < 1e6
+
+
 async def test_bytes_that_are_not_those_of_the_digest_touch_nothing(
     server: Embedded, tmp_path: Path, stub_model: Path
 ) -> None:

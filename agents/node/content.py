@@ -5,13 +5,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import anyio
+import msgspec
 
 from relight.agents import snapshot
 from relight.agents.adapters.vllm import EngineRefused
 from relight.agents.node import canary, model
 from relight.agents.node.config import base_model
+from relight.agents.node.model import Model
 from relight.agents.node.owned import Owned
 from relight.agents.snapshot import SnapshotError
+from relight.events.bus.clock import monotonic_ms
 
 log = logging.getLogger(__name__)
 
@@ -34,14 +37,15 @@ async def look(owned: Owned, folder: Path | None, *, within_s: float) -> Content
     """Ask the engine and compare with `folder`, the weights it shall hold. Raises EngineUnreachable."""
     if not owned.config.checksums:
         return Content()
+    began = monotonic_ms()
     try:
         told = await owned.client.checksums(within_s=within_s)
     except EngineRefused as error:
         log.info("the engine gives no checksums engine=%s error=%s", owned.name, error)
         return Content()
+    known = _learned(owned, took_s=(monotonic_ms() - began) / 1000.0)
     if folder is None:
         return Content(canary.combined(told))
-    known = model.known(owned)
     try:
         compared, differs = await anyio.to_thread.run_sync(
             model.odd, known, told, folder, abandon_on_cancel=True
@@ -50,6 +54,15 @@ async def look(owned: Owned, folder: Path | None, *, within_s: float) -> Content
         log.info("the weights cannot be compared engine=%s error=%s", owned.name, gone)
         return Content(canary.combined(told))
     return Content(canary.combined(told), compared, differs)
+
+
+def _learned(owned: Owned, *, took_s: float) -> Model:
+    """What is known of the model: its checksums cost what they took when least was in their way."""
+    known = model.known(owned)
+    if known.checksums_s is not None and took_s < known.checksums_s:
+        known = msgspec.structs.replace(known, checksums_s=took_s)
+        model.keep(owned, known)
+    return known
 
 
 def is_cheap(owned: Owned) -> bool:
