@@ -13,9 +13,9 @@ DEEPEST = 32
 
 def tables(path: Path, *, where: str) -> dict[str, Any]:
     """What stands in the file at `path`; raises UsageError, which begins with `where`."""
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise UsageError(f"{where} is no regular file: it is read anew whenever it is asked for")
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise UsageError(f"{where} is no regular file: it is read anew whenever it is asked for")
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{where} cannot be read: {error.strerror}") from error

@@ -269,6 +269,12 @@ def test_a_file_that_cannot_be_read_twice_or_to_its_end_is_refused(
     assert "is no regular file" in refused(capsys, "config", "check", str(tmp_path / "x.toml"))
 
 
+def test_a_file_that_cannot_be_looked_at_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "File name too long" in refused(capsys, "config", "check", str(tmp_path / ("a" * 300)))
+
+
 # --- signals, pipes and what is left ---------------------------------------------------------------
 
 

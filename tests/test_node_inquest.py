@@ -1,11 +1,15 @@
 """Why an engine is dead, where a failing call and the end of a process race to say so."""
 
+from collections.abc import Callable
+from typing import cast
+
 import anyio
 import anyio.lowlevel
 import pytest
 
 from relight.agents.node import inquest, proc, shortage
 from relight.agents.node.inquest import Inquest, Verdict
+from relight.agents.node.owned import Owned
 from relight.agents.node.pidfd import Status
 from relight.agents.node.shortage import Shortage
 from relight.agents.node.tree import Exit
@@ -33,13 +37,17 @@ class _Owned:
         self.shortage = Shortage()
 
 
+def _inquest(owned: _Owned, *, tell: Callable[[Verdict], None]) -> Inquest:
+    return Inquest(cast("Owned", owned), tell=tell)
+
+
 async def test_a_failing_call_waits_for_the_end_of_the_process_that_made_it_fail() -> None:
     told: list[str] = []
 
     def end(verdict: Verdict) -> None:
         told.append(verdict.cause.value)
 
-    heard = Inquest(_Owned(CORE), tell=end)  # type: ignore[arg-type]
+    heard = _inquest(_Owned(CORE), tell=end)
     heard.if_nothing_ends(lambda: told.append("stall"))
     assert told == []
     heard.hear(Exit(CORE, "core", Status(signal=9), 0.0))
@@ -74,7 +82,7 @@ async def test_a_kill_for_memory_is_told_apart_also_where_the_end_comes_late(
         look(each_s)
     now_s = ended_s
     told: list[Cause] = []
-    heard = Inquest(owned, tell=lambda verdict: told.append(verdict.cause))  # type: ignore[arg-type]
+    heard = _inquest(owned, tell=lambda verdict: told.append(verdict.cause))
     heard.hear(Exit(CORE, "core", Status(signal=9), 0.0))
     await anyio.wait_all_tasks_blocked()
     await anyio.lowlevel.checkpoint()
@@ -84,7 +92,7 @@ async def test_a_kill_for_memory_is_told_apart_also_where_the_end_comes_late(
 async def test_a_process_that_never_ends_does_not_hold_a_stall_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inquest, "ENDING_S", 0.01)
     told = anyio.Event()
-    heard = Inquest(_Owned(CORE), tell=lambda verdict: None)  # type: ignore[arg-type]
+    heard = _inquest(_Owned(CORE), tell=lambda verdict: None)
     heard.if_nothing_ends(told.set)
     assert not told.is_set()
     with anyio.fail_after(5.0):
@@ -93,6 +101,6 @@ async def test_a_process_that_never_ends_does_not_hold_a_stall_back(monkeypatch:
 
 async def test_a_stall_of_living_processes_is_told_at_once() -> None:
     told: list[str] = []
-    heard = Inquest(_Owned(), tell=lambda verdict: None)  # type: ignore[arg-type]
+    heard = _inquest(_Owned(), tell=lambda verdict: None)
     heard.if_nothing_ends(lambda: told.append("stall"))
     assert told == ["stall"]

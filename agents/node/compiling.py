@@ -17,8 +17,10 @@ _WORKER = "torch/_inductor/compile_worker"
 """Inductor's own pool lives on between two graphs: one of it counts while it computes."""
 
 
-def compiles(tree: Tree) -> bool:
+def compiles(tree: Tree | None) -> bool:
     """Whether a compiler is at work among the engine's processes and what they have started since."""
+    if tree is None:
+        return False
     stats = proc.all_stats()
     below = {process.pid for process in tree.living}
     while fresh := {stat.pid for stat in stats.values() if stat.ppid in below} - below:

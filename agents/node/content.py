@@ -11,7 +11,6 @@ from relight.agents import snapshot
 from relight.agents.adapters.vllm import EngineRefused
 from relight.agents.node import canary, model
 from relight.agents.node.config import base_model
-from relight.agents.node.model import Model
 from relight.agents.node.owned import Owned
 from relight.agents.snapshot import SnapshotError
 from relight.events.bus.clock import monotonic_ms
@@ -56,10 +55,13 @@ async def look(owned: Owned, folder: Path | None, *, within_s: float) -> Content
     return Content(canary.combined(told), compared, differs)
 
 
-def _learned(owned: Owned, *, took_s: float) -> Model:
-    """What is known of the model: its checksums cost what they took when least was in their way."""
+def _learned(owned: Owned, *, took_s: float) -> model.Model:
+    """What is known of the model: its checksums cost what they took when least was in their way.
+
+    Nothing is written once they are cheap: an engine may be held for this look.
+    """
     known = model.known(owned)
-    if known.checksums_s is not None and took_s < known.checksums_s:
+    if known.checksums_s is not None and took_s < known.checksums_s and not _cheap(known):
         known = msgspec.structs.replace(known, checksums_s=took_s)
         model.keep(owned, known)
     return known
@@ -67,8 +69,11 @@ def _learned(owned: Owned, *, took_s: float) -> Model:
 
 def is_cheap(owned: Owned) -> bool:
     """Whether a serving engine may be asked in the middle of a load."""
-    took_s = model.known(owned).checksums_s
-    return took_s is not None and took_s <= CHEAP_S
+    return _cheap(model.known(owned))
+
+
+def _cheap(known: model.Model) -> bool:
+    return known.checksums_s is not None and known.checksums_s <= CHEAP_S
 
 
 def folder_of(owned: Owned) -> Path | None:

@@ -37,7 +37,7 @@ async def probe(owned: Owned, order: ProbeEngine) -> Stalled | None:
         after = await _counters(owned)
         if before is not None and after is not None and after.tokens > before.tokens:
             evidence = {"canary": False, "tokens": after.tokens - before.tokens, "running": after.running}
-        elif owned.tree is not None and compiles(owned.tree):  # for how long it may, the watch judges
+        elif compiles(owned.tree):  # for how long it may, the watch judges
             evidence = {"canary": False, "compiling": True}
         else:
             text = f"probe: {error or 'no answer before its deadline'}, and no token was made"

@@ -141,7 +141,7 @@ class Watchman:
         Between two compilers, and between the last one's end and the core's first answer, none is seen.
         """
         now = _now()
-        if self._owned.tree is not None and compiling.compiles(self._owned.tree):
+        if compiling.compiles(self._owned.tree):
             if self._compiling_since_s is None:
                 self._compiling_since_s = now
                 log.info("silent, and compiling engine=%s", self._owned.name)

@@ -48,9 +48,9 @@ def compile_for(seconds: float) -> None:
     if not compiler.exists():
         compiler.symlink_to(sys.executable)
     for _ in range(2):
-        work = f"import time; time.sleep({seconds / 2})"
+        work = f"import time; time.sleep({seconds / 2})"  # what it does, it does for so long
         subprocess.run([compiler, "-I", "-S", "-c", work], check=False)
-        time.sleep(SILENT_AFTER_S)
+        time.sleep(SILENT_AFTER_S)  # the core is one thread, and is to answer nothing
 
 
 def end(child: subprocess.Popen[bytes], within_s: float) -> None:
