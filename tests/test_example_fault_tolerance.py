@@ -31,6 +31,7 @@ def test_an_engine_of_a_ray_job_is_recovered_in_its_bundle(tmp_path: Path, kind:
         check=False,
         env={key: value for key, value in os.environ.items() if key != "RELIGHT_BUS_URL"},
     )
-    assert ran.returncode == 0, (ran.stdout[-6000:], ran.stderr[-6000:])
+    if ran.returncode:
+        pytest.fail(f"{ran.stdout[-6000:]}\n{ran.stderr[-6000:]}")
     assert ran.stdout.splitlines()[-1].endswith(": met")
     assert picture.read_bytes().startswith(PNG)

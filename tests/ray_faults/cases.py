@@ -88,7 +88,7 @@ def server_killed(stage: Stage) -> None:
 
 def actor_killed(stage: Stage) -> None:
     """By the kernel: Ray hears of it afterwards."""
-    _actor_ends(stage, "e0", lambda folder, _: os.kill(actor_process(folder), signal.SIGKILL))
+    _actor_ends(stage, "e0", lambda folder, _: _kill_actor(folder))
 
 
 def actor_ended_by_ray(stage: Stage) -> None:
@@ -136,7 +136,7 @@ def actor_agent_and_core_killed(stage: Stage) -> None:
     folder = stage.job.folder_of("e1")
     before = stage.job.holder(bundle_of(folder))
     with untouched(stage, "e0"):
-        os.kill(actor_process(folder), signal.SIGKILL)
+        _kill_actor(folder)
         kill(stage.job.agents()[folder.name])
         kill(stage.job.member("e1", "core"))
         _succeeded(stage.job, bundle_of(folder), before)
@@ -190,7 +190,7 @@ def raylet_killed_behind_its_agent(stage: Stage) -> None:
     folder = stage.job.folder_of("e1")
     old = {engine: stage.job.engines()[engine] for engine in stage.job.engines() if engine.name == "e1"}
     with untouched(stage, "e0"):
-        os.kill(actor_process(folder), signal.SIGKILL)
+        _kill_actor(folder)
         kill(stage.job.agents()[folder.name])
         _lose(stage.job.world, stage.job, folder.name)
         if not _alive(old):
@@ -238,6 +238,18 @@ def same_agents_by_pid(stage: Stage) -> Iterator[None]:
     yield
     if stage.job.agents() != agents:
         raise FellShort("an agent is another one than before")
+
+
+def _kill_actor(folder: Path) -> None:
+    """SIGKILL, once its process is known by its name: a successor counts as an actor before it bears one."""
+
+    def killed() -> bool:
+        pid = actor_process(folder)
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+        return pid is not None
+
+    until(killed, f"the actor of {folder.name} has a process")
 
 
 def _lose(world: World, job: Job, node: str) -> None:

@@ -175,14 +175,14 @@ def raylet_of(world: World, folder: Path) -> Any:
     )
 
 
-def actor_process(folder: Path) -> int:
-    """The pid of the actor that holds the bundle: Ray's worker that bears its class's name there."""
+def actor_process(folder: Path) -> int | None:
+    """The pid of the actor that holds the bundle, by its class name; None before a process bears that."""
     known = host.read(folder)
     assert known is not None
     for stat in proc.all_stats().values():
         if stat.ppid == known.raylet.pid and "Holder" in proc.command_line(stat.pid):
             return stat.pid
-    raise LookupError(f"no actor of {folder.name}")
+    return None
 
 
 def kill(process: Process) -> None:
