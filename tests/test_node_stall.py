@@ -6,6 +6,7 @@ import anyio
 import pytest
 
 from relight.agents.adapters.vllm import Counters
+from relight.agents.node import compiling
 from relight.agents.node.vigil import Verdict, Vigil
 from relight.events.bus.embedded import Embedded
 from relight.events.decisions import SyncWeights
@@ -55,6 +56,25 @@ def test_without_metrics_progress_is_unknown_and_more_patience_is_due() -> None:
         vigil.told(now, None)
         assert vigil.verdict(now) is Verdict.WELL
     assert vigil.verdict(30) is Verdict.STALLED
+
+
+def test_a_stretch_of_compiling_has_gaps_and_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    stretch = compiling.Stretch(E0)
+
+    def goes_on(now: float, *, seen: bool) -> bool:
+        monkeypatch.setattr(compiling, "compiles", lambda _: seen)
+        return stretch.goes_on(None, now=now, gap_s=10.0)
+
+    assert not goes_on(0.0, seen=False)
+    assert goes_on(100.0, seen=True)
+    assert goes_on(109.0, seen=False), "between two compilers"
+    assert not goes_on(110.0, seen=False)
+    assert goes_on(112.0, seen=True)
+    stretch.over()
+    assert not goes_on(113.0, seen=False), "it answered: its next silence is another one"
+    assert goes_on(120.0, seen=True)
+    assert goes_on(120.0 + compiling.LONGEST_S - 1.0, seen=True)
+    assert not goes_on(120.0 + compiling.LONGEST_S, seen=True), "a compiler that never ends is a stall"
 
 
 def test_a_core_that_answers_while_calls_wait_and_no_token_comes_is_doubtful() -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from relight.agents.adapters.vllm import Client
 from relight.agents.node import canary, marks, proc, shm
+from relight.agents.node.compiling import Stretch
 from relight.agents.node.config import Engine
 from relight.agents.node.devices import Memory
 from relight.agents.node.errors import StartFailure
@@ -85,6 +86,7 @@ class Owned:
         self.stage = ""
         """What its start waits for, for people."""
         self.shortage = Shortage()
+        self.compiling = Stretch(config.name)
         self._on_exit = on_exit
         self._canary = anyio.Lock()
         self._saving: asyncio.TimerHandle | None = None

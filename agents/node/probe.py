@@ -5,7 +5,6 @@ from typing import NamedTuple
 import anyio
 
 from relight.agents.adapters.vllm import Counters, EngineRefused, EngineUnreachable
-from relight.agents.node.compiling import compiles
 from relight.agents.node.owned import Owned
 from relight.agents.node.verify import healthy
 from relight.events.bus.clock import monotonic_ms
@@ -37,7 +36,7 @@ async def probe(owned: Owned, order: ProbeEngine) -> Stalled | None:
         after = await _counters(owned)
         if before is not None and after is not None and after.tokens > before.tokens:
             evidence = {"canary": False, "tokens": after.tokens - before.tokens, "running": after.running}
-        elif compiles(owned.tree):  # for how long it may, the watch judges
+        elif owned.compiling.goes_on(owned.tree, now=monotonic_ms() / 1000.0, gap_s=owned.config.stall_s):
             evidence = {"canary": False, "compiling": True}
         else:
             text = f"probe: {error or 'no answer before its deadline'}, and no token was made"

@@ -15,7 +15,6 @@ import anyio
 from anyio.abc import TaskGroup
 
 from relight.agents.adapters.vllm import EngineRefused, EngineUnreachable
-from relight.agents.node import compiling
 from relight.agents.node.owned import Owned
 from relight.agents.node.vigil import Verdict, Vigil
 from relight.events.bus.clock import monotonic_ms
@@ -53,9 +52,6 @@ class Watchman:
         self._vigil: Vigil | None = None
         self._asking: anyio.CancelScope | None = None
         self._incarnation = 0
-        self._compiling_since_s: float | None = None
-        self._compiling_until_s = 0.0
-        """When a compiler was last seen at work below it."""
         self._paused_answers = 0
 
     @contextmanager
@@ -99,7 +95,7 @@ class Watchman:
             self._stop_asking()
             self._incarnation = owned.record.incarnation
             self._vigil = Vigil(stall_s=owned.config.stall_s, now=now)
-            self._compiling_since_s = None
+            self._owned.compiling.over()
             self._paused_answers = 0
         return True
 
@@ -126,7 +122,7 @@ class Watchman:
             vigil.released()
         match vigil.verdict(_now()):
             case Verdict.WELL:
-                self._compiling_since_s = None
+                self._owned.compiling.over()
             case Verdict.STALLED if self._compiles(vigil):
                 return
             case Verdict.STALLED:
@@ -136,19 +132,7 @@ class Watchman:
                 await self._try_out(vigil)
 
     def _compiles(self, vigil: Vigil) -> bool:
-        """Whether a compiler is at work below it, not for too long, or was within the last window.
-
-        Between two compilers, and between the last one's end and the core's first answer, none is seen.
-        """
-        now = _now()
-        if compiling.compiles(self._owned.tree):
-            if self._compiling_since_s is None:
-                self._compiling_since_s = now
-                log.info("silent, and compiling engine=%s", self._owned.name)
-            self._compiling_until_s = now
-        if self._compiling_since_s is None or now - self._compiling_since_s >= compiling.LONGEST_S:
-            return False
-        return now - self._compiling_until_s < vigil.window_s
+        return self._owned.compiling.goes_on(self._owned.tree, now=_now(), gap_s=vigil.window_s)
 
     async def _ask(self, vigil: Vigil, scope: anyio.CancelScope) -> None:
         owned = self._owned
