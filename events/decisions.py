@@ -42,6 +42,8 @@ class RouteFenced(ForEngine, frozen=True, kw_only=True):
     """When a route may be back, if known."""
     drain_s: float = 0.0
     """How long running calls may still finish; 0 frees them at once."""
+    planned: bool = False
+    """Nothing has died there as far as is known: an operator, a newer run or its weights take it out."""
 
 
 class RouteAdded(ForEngine, frozen=True, kw_only=True):
@@ -75,6 +77,8 @@ class StartEngine(ForEngine, frozen=True, kw_only=True):
     how: Literal["cold", "fork", "standby"] = "cold"
     weights: Weights | None = None
     """To be started on; none for the base model."""
+    avoid: dict[NodeName, tuple[str, ...]] = {}
+    """Devices of these nodes that failed again and again: another one is taken where there is one."""
     deadline: int
 
 

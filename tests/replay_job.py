@@ -64,9 +64,13 @@ class Orchestrator:
         )
         await self.commit(decision, state=dict([codec.encode_engine(engine, state)]))
 
-    async def fence(self, engine: EngineName, incarnation: int, *, drain_s: float = 0.0) -> None:
+    async def fence(
+        self, engine: EngineName, incarnation: int, *, drain_s: float = 0.0, planned: bool = False
+    ) -> None:
         state = EngineState(phase=Phase.STOPPING, node=NodeName("a"), incarnation=incarnation)
-        decision = RouteFenced(engine=engine, incarnation=incarnation, drain_s=drain_s, **self.said())
+        decision = RouteFenced(
+            engine=engine, incarnation=incarnation, drain_s=drain_s, planned=planned, **self.said()
+        )
         await self.commit(decision, state=dict([codec.encode_engine(engine, state)]))
 
     async def sync(self, engine: EngineName, incarnation: int, *, version: Version = V2) -> None:

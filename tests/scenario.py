@@ -244,7 +244,8 @@ def short(said: object) -> str:
     """A decision in a few words."""
     match said:
         case decisions.RouteFenced():
-            return f"fence {_name(said)}" + (f" drain {said.drain_s:g}" if said.drain_s else "")
+            drained = f" drain {said.drain_s:g}" if said.drain_s else ""
+            return f"fence {_name(said)}{' planned' if said.planned and not drained else ''}{drained}"
         case decisions.RouteAdded():
             return f"route {_name(said)} {said.version}"
         case decisions.StopEngine():
@@ -254,7 +255,9 @@ def short(said: object) -> str:
         case decisions.StartEngine():
             where = f" at {said.node}" if said.node not in ("a", "b") else ""
             where = f" at {' '.join((said.node, *said.parts))}" if said.parts else where
-            return f"start {_name(said)}{where}" + (f" on {said.weights.version}" if said.weights else "")
+            weights = f" on {said.weights.version}" if said.weights else ""
+            avoided = "".join(f" not {node}/{','.join(names)}" for node, names in said.avoid.items())
+            return f"start {_name(said)}{where}{weights}{avoided}"
         case decisions.ProbeEngine():
             return f"probe {_name(said)}"
         case decisions.ReportRequested():

@@ -227,6 +227,37 @@ async def test_the_place_of_an_own_engine_that_is_elsewhere_takes_another_and_it
         assert record(file, E0).incarnation == 3
 
 
+async def test_a_device_to_be_avoided_is_left_for_a_free_one_and_by_the_next_that_comes(
+    server: Embedded, tmp_path: Path, stub_model: Path
+) -> None:
+    file = with_spare(tmp_path / "state", stub_model, devices=("3",))
+    avoid = {NODE: ("0",)}
+    async with hosting(file, server.url) as player:
+        assert (await player.ask(EngineStarted, player.start(1))).device == "0"
+        asked_again = await player.ask(EngineStarted, player.start(1, avoid=avoid))
+        assert asked_again.device == "0", "what is up stays where it is"
+        await player.ask(EngineStopped, player.stop(1))
+        elsewhere_only = await player.ask(EngineStarted, player.start(2, avoid={OTHER: ("0",)}))
+        assert elsewhere_only.device == "0"
+        await player.ask(EngineStopped, player.stop(2))
+        assert (await player.ask(EngineStarted, player.start(3, avoid=avoid))).device == "3"
+        await player.ask(EngineStopped, player.stop(3))
+        assert (await player.ask(EngineStarted, player.start(4))).device == "3", "it stays where it went"
+        guest = await player.ask(EngineStarted, player.start(1, engine=GUEST, avoid=avoid))
+        assert guest.device == "0", "where there is no other, that one is taken"
+
+
+async def test_a_place_without_a_device_of_its_own_is_no_way_around_a_device(
+    server: Embedded, tmp_path: Path, stub_model: Path
+) -> None:
+    file = with_spare(tmp_path / "state", stub_model)
+    async with hosting(file, server.url) as player:
+        await player.ask(EngineStarted, player.start(1))
+        await player.ask(EngineStopped, player.stop(1))
+        assert (await player.ask(EngineStarted, player.start(2, avoid={NODE: ("0",)}))).device == "0"
+        assert (await player.ask(EngineStarted, player.start(1, engine=GUEST))).device == "7"
+
+
 async def test_a_node_file_names_what_is_wrong_with_its_spares(tmp_path: Path, stub_model: Path) -> None:
     base = f'''job = "grpo-1"
 node = "node-a"

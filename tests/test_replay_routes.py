@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
 from relight.agents.replay.picks import REPLAYS_AT_ONCE
@@ -263,6 +264,14 @@ def test_a_fence_frees_at_once_or_after_its_drain_and_a_route_that_returns_is_sp
     routes.apply(fenced(E0, 1, drain_s=60))
     assert routes.apply(fenced(E0, 1)) == [Freed(route, 0, "test")]
     assert routes.apply(fenced(E0, 1)) == []
+
+
+@pytest.mark.parametrize("drain_s", [0.0, 60.0])
+def test_a_fence_says_whether_something_has_died(drain_s: float) -> None:
+    routes = told(added(E0, 1))
+    route = taken(routes)
+    decision = msgspec.structs.replace(fenced(E0, 1, drain_s=drain_s), planned=True)
+    assert routes.apply(decision) == [Freed(route, drain_s, "test", planned=True)]
 
 
 def test_a_drained_route_that_was_forgotten_is_a_new_one_when_it_returns() -> None:

@@ -43,6 +43,7 @@ def test_an_end_counts_as_a_failure_or_it_does_not(end: End) -> None:
         pytest.param([(End.RESET, A1), (End.RESET, A1)], False, False, id="one life dies once"),
         pytest.param([(End.RESET, A1), (End.REFUSED, B1)], False, False, id="one that never saw it"),
         pytest.param([(End.MALFORMED, A1), (End.MALFORMED, B1)], False, False, id="nothing died"),
+        pytest.param([(End.WITHDRAWN, each) for each in (A1, B1, C1)], False, False, id="taken out alive"),
         pytest.param([(End.OVERLOADED, A1), (End.ABORTED, B1)], False, False, id="busy ones"),
         pytest.param([(End.EOF, A1), (End.IDLE, B1), (End.ERROR_FRAME, C1)], True, True, id="three deaths"),
     ],

@@ -497,6 +497,18 @@ async def test_a_turn_that_meets_a_third_death_is_called_poison(world: World) ->
     assert isinstance(poison.value, ReplayError)
 
 
+async def test_a_turn_whose_engines_are_taken_out_alive_is_never_called_poison(world: World) -> None:
+    await world.mind.route(E0, 1, world.stubs[0].port)
+    async with world.client() as client, client.stream(PROMPT, params()) as pieces:
+        for incarnation in range(1, 6):
+            await heard(pieces, 2)
+            await world.mind.fence(E0, incarnation, planned=True)
+            await world.mind.route(E0, incarnation + 1, world.stubs[0].port)
+        turn = await rest(pieces)
+    world.assert_reference(turn)
+    assert ends(turn) == [*[(E0, End.WITHDRAWN)] * 5, (E0, End.COMPLETE)]
+
+
 async def test_a_call_left_early_leaves_nothing_running_in_the_engine(world: World) -> None:
     await world.mind.route(E0, 1, world.stubs[0].port)
     async with world.client() as client:

@@ -5,11 +5,11 @@ is at another node and nothing of it is left here. Invariant: who takes which pl
 started there, with its definition, so that a successor owns it whatever has become of the node file.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import msgspec
 
-from relight.agents.node.config import DEVICES, Engine, NodeFile, Spare
+from relight.agents.node.config import DEVICES, Engine, NodeFile, Spare, device
 from relight.agents.node.errors import StartFailure
 from relight.agents.node.record import Store
 from relight.events.ids import EngineName
@@ -91,16 +91,21 @@ class Places:
         """How many more engines can be taken."""
         return sum(1 for _ in self._free())
 
-    def take(self, name: EngineName, part: int | None = 0) -> Engine:
+    def take(self, name: EngineName, part: int | None = 0, *, avoid: Collection[str] = ()) -> Engine:
         """Give that part of `name` (None: any) a place, unless it has one; the engine as it is run there.
 
-        Raises StartFailure.
+        From a place with a device of `avoid` an engine of which nothing is left here goes to one without, if
+        there is a free one. Raises StartFailure.
         """
         if not self._has_place(name, part):
             defined = self._defined(name, part)
             if defined is None:
                 raise StartFailure("undefined", self._without(name, part), retryable=False)
-            self._keep(defined, self._place_for(name))
+            self._keep(defined, self._place_for(defined, avoid))
+        elif device(engine := self.engine(name)) in avoid and self._is_gone(name):
+            better = (place for place in self._free() if device(self._at(engine, place)) not in avoid)
+            if (place := next(better, None)) is not None:
+                self._keep(self._defined(name, part) or engine, place)
         self.elsewhere -= {name}
         return self.engine(name)
 
@@ -114,14 +119,15 @@ class Places:
         what = f"part {part} of {name}" if part else name
         return f"the node file of {self._node} has no definition of {what}; it has {known}"
 
-    def _place_for(self, name: EngineName) -> str:
+    def _place_for(self, engine: Engine, avoid: Collection[str]) -> str:
+        name = engine.name
         if name in self._stays:  # for another part of it
             return self._stays[name].place
         free = list(self._free())
         if not free:
             held = ", ".join(sorted({*self._own, *self._stays} - self.elsewhere)) or "none"
             raise StartFailure("no-spare", f"node {self._node} has no place left; engines there: {held}")
-        return name if name in free else free[0]
+        return min(free, key=lambda place: (device(self._at(engine, place)) in avoid, place != name))
 
     def leave(self, name: EngineName) -> None:
         """A guest has gone, and its place is free."""

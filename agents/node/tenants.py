@@ -95,7 +95,8 @@ class Tenants:
         if isinstance(order, StopEngine):
             return self.slots.get(name) or self._strangers.get(name) or self._move_in(name, self._strangers)
         try:
-            engine = self.places.take(name, parts.addressed(order).index(self.file.node))
+            part = parts.addressed(order).index(self.file.node)
+            engine = self.places.take(name, part, avoid=order.avoid.get(self.file.node, ()))
         except StartFailure as error:
             log.warning("an engine cannot come engine=%s error=%s", name, error)
             slot = self._strangers.get(name) or self._move_in(name, self._strangers)

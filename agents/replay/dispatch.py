@@ -114,11 +114,11 @@ class Dispatch:
     def _carry_out(self, changes: list[Change]) -> None:
         for change in changes:
             match change:
-                case Freed(route=route, after_s=after_s, why=why):
+                case Freed(route=route, after_s=after_s):
                     if after_s > 0.0:
-                        self._after(after_s, route, partial(self._free, route, why))
+                        self._after(after_s, route, partial(self._free, change))
                     else:
-                        self._free(route, why)
+                        self._free(change)
                 case Spared(route=route):
                     if (timer := self._timers.pop(route, None)) is not None:
                         timer.cancel()
@@ -132,12 +132,13 @@ class Dispatch:
             timer.cancel()
         self._timers[route] = asyncio.get_running_loop().call_later(after_s, do)
 
-    def _free(self, route: Route, why: str) -> None:
+    def _free(self, freed: Freed) -> None:
+        route = freed.route
         if (timer := self._timers.pop(route, None)) is not None:
             timer.cancel()
         self.routes.forget(route)
         for flight in tuple(self._flights.get(route, ())):
-            flight.cut(End.FENCED, why)
+            flight.cut(End.WITHDRAWN if freed.planned else End.FENCED, freed.why)
 
     # --- what calls do -----------------------------------------------------------------------------
 

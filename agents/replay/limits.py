@@ -30,7 +30,8 @@ RESTED = frozenset({End.OVERLOADED, End.ABORTED, End.EXHAUSTED, End.MALFORMED})
 """Ends after which the next attempt waits a little: nothing has died, and the route stands."""
 
 UNHEARD = frozenset(
-    {End.CANCELLED, End.DEADLINE, End.FENCED, End.IDLE, End.VERSION_MOVED, End.MALFORMED, End.RESET}
+    {End.CANCELLED, End.DEADLINE, End.FENCED, End.WITHDRAWN, End.IDLE}
+    | {End.VERSION_MOVED, End.MALFORMED, End.RESET}
 )
 """Ends that an engine which lives on may not have noticed: it is asked to abort the request."""
 

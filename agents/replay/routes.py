@@ -22,6 +22,8 @@ class Freed(NamedTuple):
     route: Route
     after_s: float
     why: str
+    planned: bool = False
+    """Nothing has died there."""
 
 
 class Spared(NamedTuple):
@@ -130,11 +132,11 @@ class Routes:
 
     def _fence(self, key: Key, decision: RouteFenced) -> list[Change]:
         if decision.drain_s == 0.0 and (leaving := self._leaving.pop(key, None)) is not None:
-            return [Freed(leaving, 0.0, decision.reason)]
+            return [Freed(leaving, 0.0, decision.reason, decision.planned)]
         route = self._routed.get(key.engine)
         if route is None or route.key.incarnation > key.incarnation:
             return []
-        return self._drop(route, decision.drain_s, decision.reason)
+        return self._drop(route, decision.drain_s, decision.reason, planned=decision.planned)
 
     def _stand(self, key: Key, address: str, version: Version) -> list[Change]:
         """Have `key` routed, and nothing else at its engine or address."""
@@ -164,11 +166,11 @@ class Routes:
                 route.moving = True
                 route.moves += 1
 
-    def _drop(self, route: Route, drain_s: float, why: str) -> list[Change]:
+    def _drop(self, route: Route, drain_s: float, why: str, *, planned: bool = False) -> list[Change]:
         del self._routed[route.key.engine]
         if drain_s > 0.0:
             self._leaving[route.key] = route
-        return [Freed(route, drain_s, why)]
+        return [Freed(route, drain_s, why, planned)]
 
     def forget(self, route: Route) -> None:
         """A leaving route is gone for good."""

@@ -24,7 +24,7 @@ from relight.events.facts import (
 from relight.events.schema import EngineState, Reference, Then
 from relight.events.values import Phase
 from relight.events.version import BASE
-from relight.orchestrator.core import budget, devices, parts, recovery
+from relight.orchestrator.core import budget, devices, parts, recovery, rolling
 from relight.orchestrator.core.devices import Device
 from relight.orchestrator.core.enter import order_probe, order_stop
 from relight.orchestrator.core.guards import Case
@@ -57,7 +57,9 @@ def _device(case: Case, fact: EngineDead | StartFailed) -> Device:
 
 
 def _restart(case: Case, fact: RestartRequested) -> None:
-    if case.engine.phase in (Phase.STARTING, Phase.STALE, Phase.SYNCING, Phase.VERIFYING, Phase.SERVING):
+    if case.engine.phase is Phase.SERVING and case.work.meta.hold:
+        rolling.add(case.work, case.name)
+    elif case.engine.phase in (Phase.STARTING, Phase.STALE, Phase.SYNCING, Phase.VERIFYING, Phase.SERVING):
         why = "an operator asked for a restart"
         recovery.begin(case.work, case.name, why=why, by="operator")
     elif case.engine.phase is Phase.BACKOFF:  # its start is what is asked for, and need not wait

@@ -13,7 +13,7 @@ from relight.events.decisions import (
 from relight.events.ids import EngineName
 from relight.events.schema import EngineState, Route
 from relight.events.values import Canary, Phase, Weights
-from relight.orchestrator.core import budget, floor, parts, recovery
+from relight.orchestrator.core import budget, devices, floor, parts, recovery
 from relight.orchestrator.core.job import Work
 
 
@@ -55,6 +55,7 @@ def order_start(work: Work, name: EngineName, *, reason: str) -> None:
         parts=engine.nodes[1:],
         head=_host(work, engine),
         weights=_weights_of_a_start(work, engine),
+        avoid=devices.worn(work, engine.nodes),
         deadline=work.after(_start_s(work, engine)),
     )
 
@@ -109,7 +110,7 @@ def may_start(work: Work, name: EngineName) -> bool:
 
 
 def _stale(work: Work, name: EngineName, reason: str) -> None:
-    work.fence(name, reason=reason)
+    work.fence(name, reason=reason, planned=True)
     work.put(name, intent=None)
 
 
@@ -170,7 +171,7 @@ def order_probe(work: Work, name: EngineName, *, reason: str) -> None:
 
 
 def _draining(work: Work, name: EngineName, reason: str) -> None:
-    work.fence(name, reason=reason, drain_s=work.settings.drain_s)
+    work.fence(name, reason=reason, drain_s=work.settings.drain_s, planned=True)
     order_stop(work, name, reason=reason, drain_s=work.settings.drain_s)
 
 
@@ -183,8 +184,15 @@ def _stopping(work: Work, name: EngineName, reason: str) -> None:
     engine = work.engines[name]
     if engine.recovery is None and engine.then == "restart" and not work.meta.finished:
         recovery.begin(work, name, why=reason)
-    work.fence(name, reason=reason)
+    work.fence(name, reason=reason, planned=_is_asked_for(work.engines[name]))
     order_stop(work, name, reason=reason)
+
+
+def _is_asked_for(engine: EngineState) -> bool:
+    """Whether it ends because somebody wants it to, and not because it was lost."""
+    if engine.recovery is not None:
+        return not engine.recovery.budgeted
+    return engine.then != "restart"
 
 
 def order_stop(work: Work, name: EngineName, *, reason: str, drain_s: float = 0.0) -> None:

@@ -80,6 +80,11 @@ def drained(case: Case) -> bool:
     return case.engine.then == "drained"
 
 
+def on_hold(case: Case) -> bool:
+    """Nothing is done to engines: a wish for one that serves waits."""
+    return case.work.meta.hold
+
+
 def leaves_too_few(case: Case) -> bool:
     """The floor asks to wait for an engine that is on its way back."""
     return floor.leaves_too_few(case.work, case.name)

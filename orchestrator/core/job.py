@@ -99,12 +99,19 @@ class Work:
     def alarm(self, kind: str, detail: str, *, reason: str) -> None:
         self.decide(Alarm, reason=reason, kind=kind, detail=detail)
 
-    def fence(self, name: EngineName, *, reason: str, drain_s: float = 0.0) -> None:
-        """Take away the engine's route, if it has one."""
+    def fence(self, name: EngineName, *, reason: str, drain_s: float = 0.0, planned: bool = False) -> None:
+        """Take away the engine's route, if it has one; `planned`: nothing has died there."""
         engine = self.engines[name]
         if engine.route is None:
             return
-        self.command(RouteFenced, name, reason=reason, expected_s=engine.start_s, drain_s=drain_s)
+        self.command(
+            RouteFenced,
+            name,
+            reason=reason,
+            expected_s=engine.start_s,
+            drain_s=drain_s,
+            planned=planned,
+        )
         self.put(name, route=None)
 
     def reported(self, node: NodeName) -> bool:

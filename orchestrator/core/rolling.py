@@ -1,5 +1,8 @@
 """Restarting every engine of a job, one after the other: the next one goes when all the others serve."""
 
+from collections.abc import Iterable
+
+from relight.events.ids import EngineName
 from relight.events.values import Loaded, Phase
 from relight.orchestrator.core import recovery
 from relight.orchestrator.core.enter import enter
@@ -10,11 +13,20 @@ UP = (Phase.SERVING, Phase.STALE, Phase.SYNCING, Phase.VERIFYING, Phase.SILENT)
 
 def begin(work: Work) -> None:
     """Take note of every engine that is up. A wish that is told twice is one."""
-    if work.meta.rolling:
+    if work.meta.rolling and not work.meta.hold:
         work.count("late")
         return
-    up = {name: engine.incarnation for name, engine in work.engines.items() if engine.phase in UP}
-    work.learn(rolling=tuple(Loaded(name, up[name]) for name in sorted(up)))
+    _note(work, (name for name, engine in work.engines.items() if engine.phase in UP))
+
+
+def add(work: Work, name: EngineName) -> None:
+    """Take note of one engine, which is to be restarted once the job is on hold no more."""
+    _note(work, (name,))
+
+
+def _note(work: Work, names: Iterable[EngineName]) -> None:
+    noted = dict(work.meta.rolling) | {name: work.engines[name].incarnation for name in names}
+    work.learn(rolling=tuple(Loaded(name, noted[name]) for name in sorted(noted)))
 
 
 def go_on(work: Work) -> None:

@@ -207,7 +207,10 @@ def _start_if_due(work: Work, name: EngineName) -> None:
 
 
 def _take_out_who_waited(work: Work) -> None:
-    """Engines whose end an operator asked for leave, one after the other, as soon as the floor allows."""
+    """Engines whose end an operator asked for leave, one after the other, as soon as the floor allows, and no
+    hold stands against it."""
+    if work.meta.hold:
+        return
     for name in sorted(work.engines):
         engine = work.engines[name]
         wanted = engine.phase is Phase.SERVING and engine.then != "restart"

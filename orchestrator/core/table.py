@@ -35,6 +35,7 @@ from relight.orchestrator.core.guards import (
     loaded,
     loaded_the_jobs_version,
     may_be_tried_again,
+    on_hold,
     on_the_jobs_version,
     parts_remain,
     parts_start,
@@ -73,6 +74,7 @@ _STANDS: Rows = {
 }
 _RETURN: Rows = {**_OVER, awaits_others: Phase.SILENT, **_STANDS}
 _WHOLE: Rows = {**_OVER, **_STANDS}
+_WAITS: Rows = {on_hold: Phase.SERVING, leaves_too_few: Phase.SERVING}
 
 
 def _nodes() -> Table:
@@ -109,6 +111,7 @@ def _deaths() -> Table:
     rows: dict[tuple[Phase, type], Rows] = {
         (phase, kind): {always: Phase.STOPPING} for phase in ALIVE for kind in (EngineDead, RestartRequested)
     }
+    rows[Phase.SERVING, RestartRequested] = {on_hold: Phase.SERVING, always: Phase.STOPPING}
     rows[Phase.DRAINING, EngineDead] = {always: Phase.STOPPING}
     rows[Phase.SILENT, EngineDead] = {always: Phase.STOPPING}
     for phase in (Phase.STOPPING, *ENDED):
@@ -183,8 +186,8 @@ def _weights() -> Table:
 
 def _operators() -> Table:
     rows: dict[tuple[Phase, type], Rows] = {
-        (Phase.SERVING, DrainRequested): {leaves_too_few: Phase.SERVING, always: Phase.DRAINING},
-        (Phase.SERVING, RetireRequested): {leaves_too_few: Phase.SERVING, always: Phase.STOPPING},
+        (Phase.SERVING, DrainRequested): {**_WAITS, always: Phase.DRAINING},
+        (Phase.SERVING, RetireRequested): {**_WAITS, always: Phase.STOPPING},
         (Phase.DRAINING, DrainRequested): {always: Phase.DRAINING},
         (Phase.DRAINING, RetireRequested): {always: Phase.STOPPING},
         (Phase.DRAINING, ReleaseRequested): {always: Phase.STOPPING},

@@ -222,4 +222,12 @@ OF_CORE = (
         "    return engine.recovery is not None and not engine.recovery.approved",
         seed=4,
     ),
+    Patch(
+        "a wish takes an engine from its callers on hold",
+        CORE + "table.py",
+        "    rows[Phase.SERVING, RestartRequested] = {on_hold: Phase.SERVING, always: Phase.STOPPING}",
+        "    rows[Phase.SERVING, RestartRequested] = {always: Phase.STOPPING}",
+        aim="holds",
+        seed=1,
+    ),
 )

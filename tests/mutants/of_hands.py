@@ -14,7 +14,7 @@ OF_HANDS = (
     Patch(
         "a fence frees nobody",
         "agents/replay/routes.py",
-        "        return [Freed(route, drain_s, why)]",
+        "        return [Freed(route, drain_s, why, planned)]",
         "        return []",
         seed=0,
     ),

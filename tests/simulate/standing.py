@@ -9,11 +9,19 @@ from typing import Any
 from relight.events.decisions import (
     BoundaryReleased,
     LoadWeights,
+    RouteFenced,
     StartEngine,
     StopEngine,
     VerifyEngine,
 )
-from relight.events.facts import JobFinished, ReleaseRequested, SafeBoundary
+from relight.events.facts import (
+    DrainRequested,
+    JobFinished,
+    ReleaseRequested,
+    RestartRequested,
+    RetireRequested,
+    SafeBoundary,
+)
 from relight.events.ids import EngineName
 from relight.events.values import Phase
 from relight.orchestrator.core.job import Job, Step
@@ -26,7 +34,7 @@ def of_step(before: Job, heard: Any, done: Step) -> str | None:
     """What a step of the core breaks by itself."""
     return (
         _older_run(before, heard, done)
-        or _held(before, done)
+        or _held(before, heard, done)
         or _taken_out(before, heard, done)
         or _released(before, done)
     )
@@ -46,10 +54,16 @@ def _opened(job: Job) -> tuple[int, int, bool] | None:
     return (boundary.run, boundary.boundary, boundary.refused) if boundary is not None else None
 
 
-def _held(before: Job, done: Step) -> str | None:
-    """A job on hold: what is decided of its engines is not to be done; its trainer goes on."""
+def _held(before: Job, heard: Any, done: Step) -> str | None:
+    """A job on hold: what is decided of its engines is not to be done, and who serves goes on, whatever an
+    operator asks for; its trainer goes on.
+    """
     if not (before.meta.hold and done.job.meta.hold):
         return None
+    if isinstance(heard, DrainRequested | RestartRequested | RetireRequested):
+        for each in done.decisions:
+            if isinstance(each, RouteFenced) and not each.dry_run:
+                return f"hold: {type(heard).__name__} takes {each.engine}.{each.incarnation} from its callers"
     for each in done.decisions:
         if isinstance(each, StartEngine | StopEngine | VerifyEngine | LoadWeights) and not each.dry_run:
             serves = before.engines[each.engine].phase is Phase.SERVING

@@ -24,7 +24,7 @@ def _bus_away(injector: "Injector") -> bool:
             network.well_since = injector.world.kernel.now
         injector.world.settle_pulses()
 
-    seconds = injector.random.choice([0.3, 2.0, 5.0, 20.0]) * injector.random.uniform(0.5, 1.5)
+    seconds = injector.random.choice([0.3, 2.0, 5.0, 60.0]) * injector.random.uniform(0.5, 1.5)
     injector.last(seconds, back)
     return injector.happened("bus-away", None, f"for {seconds:.1f} s")
 
