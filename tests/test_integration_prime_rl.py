@@ -11,6 +11,7 @@ import pytest
 from relight.agents.adapters import prime_rl
 from relight.agents.stub.tokens import reference, weights_digest
 from relight.events.bus.embedded import Embedded
+from relight.events.decisions import RouteAdded
 from relight.events.ids import EngineName
 from tests.conftest import write_model
 from tests.integration_rig import asked, gateway, running, stub
@@ -100,6 +101,29 @@ async def test_a_replacement_has_the_weights_of_the_last_broadcast(
         third = broadcast(tmp_path, 3)
         await update(address, third)
         assert await generate(again.address) == reference(weights_digest(third), [1, 2], TOKENS)[0]
+
+
+async def test_the_start_of_an_orchestrator_waits_for_an_engine_and_finds_its_model(
+    server: Embedded, tmp_path: Path, stub_model: Path
+) -> None:
+    """The addresses' health, whatever it is, and then once what models they serve, without a time limit."""
+    file = node_file(tmp_path / "state", stub(stub_model))
+    async with admin(server.url) as address:
+        models: list[str] = []
+        async with anyio.create_task_group() as tasks:
+
+            async def start_up() -> None:
+                await asked(f"{address}/health")
+                models.extend(model["id"] for model in (await asked(f"{address}/v1/models"))["data"])
+
+            tasks.start_soon(start_up)
+            await anyio.wait_all_tasks_blocked()
+            assert models == []
+            async with job(server.url, file) as watch:
+                [engine] = watch.all(RouteAdded)
+                await until(lambda: models)
+                served = (await asked(f"{engine.address}/v1/models"))["data"]
+        assert models == [model["id"] for model in served]
 
 
 async def test_what_cannot_work_is_refused_with_the_reason(server: Embedded, tmp_path: Path) -> None:

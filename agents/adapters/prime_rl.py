@@ -12,14 +12,17 @@ import os
 import re
 import signal
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 
+import aiohttp
 import anyio
 import anyio.to_thread
 from aiohttp import web
 from anyio.abc import TaskStatus
 
+from relight.agents.replay.passing import models_of
+from relight.agents.replay.refusals import refusal
 from relight.agents.snapshot import SnapshotError
 from relight.agents.trainer.api import Trainer
 from relight.agents.trainer.session import trainer
@@ -28,6 +31,7 @@ from relight.events.bus.follow import Follower
 from relight.events.bus.job import JobBus
 from relight.events.errors import BusUnavailable, UsageError
 from relight.events.ids import job_name
+from relight.events.schema import Route
 from relight.events.version import Version
 
 STEP = re.compile(r"step_(\d+)$")
@@ -35,15 +39,16 @@ STEP = re.compile(r"step_(\d+)$")
 ROUTED_S = 600.0
 """Longest load of all engines; prime-rl waits for 720 s, and asks again."""
 
-Route = Callable[["Admin", web.Request], Awaitable[web.Response]]
+Call = Callable[["Admin", web.Request], Awaitable[web.Response]]
 
 
 class Admin:
     """What the calls are made of. Its session is the run of prime-rl's trainer."""
 
-    def __init__(self, session: Trainer, job: JobBus) -> None:
+    def __init__(self, session: Trainer, job: JobBus, http: aiohttp.ClientSession) -> None:
         self._session = session
         self._job = job
+        self._http = http
 
     async def publish(self, directory: str) -> Version:
         """Have every engine load `directory`; returns when those that are routed have it.
@@ -63,14 +68,30 @@ class Admin:
     async def _routed(self, version: Version) -> None:
         follower = Follower(self._job)
         while True:
-            await follower.next()  # that the state was read, and then whatever is decided
-            try:
-                engines = (await self._job.snapshot()).engines.values()
-            except BusUnavailable:
-                continue
-            routes = [engine.route.version for engine in engines if engine.route is not None]
+            routes = [route.version for route in await self._routes(follower)]
             if routes and min(routes) >= version:
                 return
+
+    async def models(self, request: web.Request) -> web.Response:
+        """What a routed engine says, waiting for one that answers; 503 where none came in ROUTED_S."""
+        follower = Follower(self._job)
+        answer = refusal(
+            503, f"no engine of this job was routed for {ROUTED_S:g} s", "ServiceUnavailableError"
+        )
+        with anyio.move_on_after(ROUTED_S):
+            while answer.status == 503:
+                addresses = [route.address for route in await self._routes(follower)]
+                if addresses:
+                    answer = await models_of(addresses, request, http=self._http)
+        return answer
+
+    async def _routes(self, follower: Follower) -> list[Route]:
+        """The routes as they stand at first, and then after whatever is decided."""
+        while True:
+            await follower.next()
+            with suppress(BusUnavailable):
+                engines = (await self._job.snapshot()).engines.values()
+                return [engine.route for engine in engines if engine.route is not None]
 
 
 async def _update_weights(admin: Admin, request: web.Request) -> web.Response:
@@ -86,6 +107,11 @@ async def _update_weights(admin: Admin, request: web.Request) -> web.Response:
     except TimeoutError:
         return _refused(504, f"{directory} is not with every engine after {ROUTED_S:g} s")
     return web.json_response({"status": "ok", "version": str(version)})
+
+
+async def _models(admin: Admin, request: web.Request) -> web.Response:
+    """prime-rl asks once, as soon as `/health` answers, and ends where no model is named: so it waits."""
+    return await admin.models(request)
 
 
 async def _done(_: Admin, __: web.Request) -> web.Response:
@@ -105,9 +131,10 @@ def _refused(status: int, why: str) -> web.Response:
     return web.json_response({"error": {"message": why, "code": status}}, status=status)
 
 
-ROUTES: tuple[tuple[str, str, Route], ...] = (
+ROUTES: tuple[tuple[str, str, Call], ...] = (
     ("GET", "/health", _done),
     ("GET", "/liveness", _done),
+    ("GET", "/v1/models", _models),
     ("POST", "/pause", _done),
     ("POST", "/resume", _done),
     ("POST", "/update_weights", _update_weights),
@@ -119,10 +146,10 @@ ROUTES: tuple[tuple[str, str, Route], ...] = (
 @asynccontextmanager
 async def _admin(url: str, job: str) -> AsyncGenerator[Admin]:
     session = trainer(url, job=job, ranks="one")
-    async with open_bus(url) as bus:
+    async with open_bus(url) as bus, aiohttp.ClientSession() as http:
         await anyio.to_thread.run_sync(session.__enter__)
         try:
-            yield Admin(session, bus.job(job_name(job)))
+            yield Admin(session, bus.job(job_name(job)), http)
         finally:
             with anyio.CancelScope(
                 shield=True
