@@ -1,5 +1,5 @@
 # make demo   an environment with everything in it, and the main job with a fault in its middle
-# make test   the same environment, every test, those with a real vLLM engine included
+# make test   the same environment, the tests, real vLLM engines among them; LONG=1: those that take minutes too
 # make search every history of the core in a small world with few faults, 2 minutes; LONG=1: 5 hours
 # make simulate    the whole protocol in virtual time from many seeds, with every fault, 2 minutes; LONG=1: hours
 # make mutants     safeguards are taken away, one by one: each must be missed, 3 minutes; LONG=1: from seed 0

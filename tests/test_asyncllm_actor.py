@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -36,6 +37,7 @@ pytestmark = [
 JOB = JobName("asyncllm")
 APP = Path(__file__).with_name("asyncllm_app.py")
 """Its own process: Ray's and vLLM's warnings are not errors there."""
+PAGE = Path(__file__).parent.parent / "docs" / "asyncllm.md"
 
 
 @pytest.fixture
@@ -104,6 +106,42 @@ async def test_a_turn_goes_on_in_the_next_actor_after_its_core_and_then_its_acto
     assert_the_callers_saw_it(report)
     assert_it_was_proven_gone(report, told)
     assert not ray_processes(ray_dir)
+
+
+async def test_the_example_of_the_page_runs_as_it_stands(
+    server: Embedded, tmp_path: Path, ray_dir: str
+) -> None:
+    """But for its paths, and for a machine without a GPU."""
+    model.make("vllm", tmp_path / "model")
+    write_node_file(tmp_path)
+    [text] = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
+    own = {
+        "ray.init()": f"ray.init(num_cpus=2, include_dashboard=False, _temp_dir={ray_dir!r},"
+        " object_store_memory=100 * 1024 * 1024)",
+        '"CPU": 8, "GPU": 1': '"CPU": 1',
+        ", num_gpus=1": "",
+        "/var/lib/relight": str(tmp_path / "node"),
+        "node-a-0": "e0",
+        "grpo-1": JOB,
+    }
+    for word, here in own.items():
+        assert word in text
+        text = text.replace(word, here)
+    (tmp_path / "example.py").write_text(text)
+    bus = ("--bus", server.url)
+    decide = (*RELIGHT, "orchestrate", *bus, "--job", JOB)
+    agent = (*RELIGHT, "agent", *bus, "--config", str(tmp_path / "node.toml"), "--stop-engines")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"}
+    with running(*agent, log=tmp_path / "agent.log"), running(*decide, log=tmp_path / "orchestrator.log"):
+        done = await anyio.run_process(
+            [sys.executable, tmp_path / "example.py"],
+            env={**environment, "RELIGHT_BUS_URL": server.url},
+            check=False,
+        )
+    assert done.returncode == 0, f"{done.stderr.decode()[-6000:]}\n{(tmp_path / 'agent.log').read_text()}"
+    lines = done.stdout.decode().splitlines()
+    assert [line for line in lines if line.startswith("tokens [")]
+    assert [line for line in lines if re.match(r"incarnation \d+ \{", line)]
 
 
 def write_node_file(folder: Path) -> None:

@@ -142,7 +142,7 @@ def test_every_relight_command_of_the_manifests_is_one(capsys: pytest.CaptureFix
             args = parser.build().parse_args(shlex.split(line))
             assert args.command in ("agent", "drain", "release", "orchestrate", "gateway")
             found += 1
-    assert found == 7
+    assert found == 8
 
 
 @needs_schemas
@@ -205,11 +205,12 @@ def test_kustomize_names_files_that_are_there() -> None:
 
 @needs_schemas
 @pytest.mark.anyio
+@pytest.mark.parametrize("manifest", ["engines.yaml", "raycluster.yaml"])
 async def test_the_hooks_of_the_manifest_do_what_they_say(
-    server: Embedded, tmp_path: Path, stub_model: Path
+    manifest: str, server: Embedded, tmp_path: Path, stub_model: Path
 ) -> None:
     """Run as the kubelet would run them, with the pod's own values for the manifest's."""
-    _, agent = the_agent("engines.yaml")
+    _, agent = the_agent(manifest)
     file = node_file(tmp_path / "state", stub(stub_model, name="rollout-0"))
     environment = {
         **os.environ,
@@ -230,6 +231,7 @@ async def test_the_hooks_of_the_manifest_do_what_they_say(
     assert await run(begins) == 0  # of a job that the bus has not heard of
     async with job(server.url, file, floor=0) as watch:
         assert await run(agent["livenessProbe"]) == 0
+        assert await run(begins) == 0  # of a container that crashed: nothing was taken out
         os.utime(file.state_path / "lock", (0, 0))
         with anyio.fail_after(10):  # the next pulse
             while await run(agent["livenessProbe"]) != 0:

@@ -15,7 +15,7 @@ import pytest
 import redis
 
 import relight
-from relight.agents.snapshot import check
+from relight.agents.snapshot import SnapshotError, check
 from relight.agents.trainer import places
 from relight.agents.trainer.callback import CallbackSync
 from relight.agents.trainer.session import OrchestratorLost, Superseded
@@ -653,6 +653,28 @@ def test_weights_that_stand_are_announced(server: Embedded, tmp_path: Path) -> N
     assert (published.sync, published.version) == (None, version)
     assert check(directory, published.digest).version == version
     assert (here.version, here.exports) == (version, None)
+
+
+def test_a_resumed_trainer_announces_the_directory_that_its_older_run_announced(
+    server: Embedded, tmp_path: Path
+) -> None:
+    directory = Path(SnapshotSync(arrays(), tmp_path / "by").write(Version(1, 1)).uri)
+    (directory / "relight-manifest.json").unlink()
+    with Script(server.url) as script:
+        for _ in range(2):
+            with relight.trainer(server.url, job="j") as trainer:
+                trainer.published(4, str(directory))
+                version = Version(trainer.run, 4)
+                published = script.until(WeightsPublished, lambda fact, own=version: fact.version == own)
+    assert len(script.all(WeightsPublished)) == 2
+    assert check(directory, published.digest).version == version
+
+    (directory / "model.safetensors").unlink()
+    with (
+        relight.trainer(server.url, job="j") as trainer,
+        pytest.raises(SnapshotError, match=rf"not what was published as {version}"),
+    ):
+        trainer.published(4, str(directory))
 
 
 def test_swapped_weights_are_not_exported(server: Embedded, tmp_path: Path) -> None:

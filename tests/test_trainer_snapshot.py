@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from relight.agents.snapshot import MANIFEST, SnapshotError, check, describe, digest_of, read_manifest
+from relight.agents.snapshot import (
+    MANIFEST,
+    Manifest,
+    SnapshotError,
+    check,
+    describe,
+    digest_of,
+    read_manifest,
+)
 from relight.agents.trainer import places
 from relight.agents.trainer.snapshot import SnapshotSync, adopt
 from relight.agents.trainer.sync import Context
@@ -256,3 +264,33 @@ def test_the_applications_own_weights_are_adopted(tmp_path: Path) -> None:
     assert adopt(tmp_path, Version(7, 3)) == digest == digest_of(read_manifest(tmp_path))
     with pytest.raises(SnapshotError, match=r"holds version 7\.3, not 7\.4"):
         adopt(tmp_path, Version(7, 4))
+
+
+def test_what_an_older_run_published_is_taken_up_with_every_byte_read(tmp_path: Path) -> None:
+    save_file({"a": np.zeros(3)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    older = adopt(tmp_path, Version(7, 3))
+    files = read_manifest(tmp_path).files
+    with pytest.raises(SnapshotError, match=r"holds version 7\.3, not 6\.3"):
+        adopt(tmp_path, Version(6, 3))
+
+    digest = adopt(tmp_path, Version(8, 2))
+    assert check(tmp_path, digest) == Manifest(
+        version=Version(8, 2), files=files, tensors=read_manifest(tmp_path).tensors
+    )
+    assert names(tmp_path) == ["config.json", "model.safetensors", MANIFEST]
+    with pytest.raises(SnapshotError, match=r"its digest is .*, expected"):
+        check(tmp_path, older)
+
+    for name, data in (("config.json", "[]"), ("more.safetensors", "")):
+        kept = (tmp_path / name).read_text() if (tmp_path / name).exists() else None
+        (tmp_path / name).write_text(data)
+        with pytest.raises(SnapshotError, match=rf"not what was published as 8\.2 \(.*{name}: .*remove its"):
+            adopt(tmp_path, Version(9, 0))
+        assert digest_of(read_manifest(tmp_path)) == digest
+        if kept is None:
+            (tmp_path / name).unlink()
+        else:
+            (tmp_path / name).write_text(kept)
+    (tmp_path / MANIFEST).unlink()
+    assert check(tmp_path, adopt(tmp_path, Version(9, 0))).version == Version(9, 0)

@@ -1,5 +1,7 @@
 """What goes through the gateway as it is, and what it says of itself."""
 
+from collections.abc import Sequence
+
 import aiohttp
 import anyio
 from aiohttp import web
@@ -37,12 +39,18 @@ async def metrics(client: ReplayClient, _: web.Request) -> web.StreamResponse:
 
 
 async def models(client: ReplayClient, request: web.Request) -> web.StreamResponse:
-    """As the first engine that answers says."""
+    return await models_of(client.addresses, request, http=client.http)
+
+
+async def models_of(
+    addresses: Sequence[str], request: web.Request, *, http: aiohttp.ClientSession
+) -> web.Response:
+    """As the first of `addresses` that answers says; 503 where none does."""
     reasons: list[str] = []
-    for address in client.addresses:
+    for address in addresses:
         try:
             with anyio.fail_after(MODELS_S):
-                async with client.http.get(f"{address}/v1/models", headers=passed_on(request)) as answer:
+                async with http.get(f"{address}/v1/models", headers=passed_on(request)) as answer:
                     body = await answer.read()
                     return web.Response(
                         status=answer.status, body=body, content_type=answer.content_type or None

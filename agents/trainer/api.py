@@ -81,7 +81,8 @@ class Trainer(Protocol):
     def published(self, step: int, uri: str) -> None:
         """Announce that the weights of `step` stand at `uri`: a path or `file://` URI that all agents reach.
 
-        A directory without a manifest gets one, for which every byte in it is hashed. Raises SnapshotError.
+        A directory without a manifest gets one, for which every byte in it is hashed. So does one that an
+        older run published, if it still holds the same. Raises SnapshotError.
         """
         ...
 

@@ -15,6 +15,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
+
 from relight.agents import snapshot
 from relight.agents.snapshot import MANIFEST, WEIGHTS, File, Manifest, SnapshotError
 from relight.agents.trainer import lockstep, places, shards
@@ -255,14 +257,33 @@ class SnapshotSync:
 def adopt(directory: Path, version: Version) -> str:
     """The digest of weights that the application wrote: of their manifest, made now where there is none.
 
-    Raises SnapshotError, also where the directory's manifest is another version's.
+    A manifest of an older run is replaced, in one step, by that of `version`, when every file was read and is
+    what it says. A load that has read the old one goes on with the same files; one that begins later with the
+    old digest is refused before its engine is touched, and a start ends. Both are asked for again, with what
+    is published next: until then, also where this process dies first, nothing is loaded from here.
+
+    Raises SnapshotError, also where the manifest is of a newer run or of another step of this one, and where
+    files are not those of an older run.
     """
-    if (directory / MANIFEST).exists():
-        manifest = snapshot.read_manifest(directory)
-        if manifest.version != version:
-            raise SnapshotError(f"{directory} holds version {manifest.version}, not {version}")
-        return snapshot.digest_of(manifest)
-    manifest = snapshot.describe(directory, version)
+    if not (directory / MANIFEST).exists():
+        return _described(directory, snapshot.describe(directory, version))
+    found = snapshot.read_manifest(directory)
+    if found.version == version:
+        return snapshot.digest_of(found)
+    if found.version.run >= version.run:
+        raise SnapshotError(f"{directory} holds version {found.version}, not {version}")
+    try:
+        found = snapshot.verify(directory)
+    except SnapshotError as error:
+        raise SnapshotError(
+            f"{directory} is not what was published as {found.version} ({error}):"
+            f" where it was written again, remove its {MANIFEST} first"
+        ) from error
+    return _described(directory, msgspec.structs.replace(found, version=version))
+
+
+def _described(directory: Path, manifest: Manifest) -> str:
+    """The digest of `manifest`, which stands in `directory` from now on. Raises SnapshotError."""
     partial = directory / f"{MANIFEST}{PARTIAL}"
     try:
         partial.unlink(missing_ok=True)
