@@ -11,10 +11,13 @@ import anyio
 import pytest
 import redis.asyncio as redis
 
+from relight.agents.replay.client import ReplayClient
 from relight.agents.replay.routes import Routes
 from relight.events import codec
 from relight.events.bus import outages
+from relight.events.bus.client import open_bus
 from relight.events.bus.embedded import embedded
+from relight.events.bus.job import JobBus
 from relight.events.facts import EngineDead
 from relight.events.keys import JOBS, ORCHESTRATORS
 from relight.events.values import Phase
@@ -31,7 +34,8 @@ from tests.bus_rig import (
     OneServer,
     warnings_of,
 )
-from tests.node_support import kill
+from tests.node_support import engine, kill, node_file, record, running, swept
+from tests.orchestrator_support import orchestrating, until
 
 pytestmark = pytest.mark.anyio
 
@@ -109,6 +113,15 @@ async def test_away_a_death_waits_and_is_told_once(job: OneServer, caplog: pytes
         (E1, incarnation)
     ]
     await job.assert_no_wrong_word()
+
+
+@pytest.mark.long
+async def test_away_for_a_minute(job: OneServer, caplog: pytest.LogCaptureFixture) -> None:
+    async with fault(job, "away for a minute"):
+        job.kill_server()
+        await said(job, caplog, "cannot be reached")
+        await anyio.sleep(60.0)
+        await job.start_server()
 
 
 async def test_frozen(job: OneServer, caplog: pytest.LogCaptureFixture) -> None:
@@ -209,6 +222,47 @@ async def test_password_changed(job: OneServer, caplog: pytest.LogCaptureFixture
         await job.raw.execute_command("CLIENT", "KILL", "USER", USER)
         await said(job, caplog, "start this again with a URL that fits")
         await job.raw.execute_command("ACL", "SETUSER", USER, "resetpass", f">{PASSWORD}")
+
+
+async def test_credentials_rotated(
+    tmp_path: Path, stub_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever speaks to the bus is started again with the new URL; the engine serves through all of it."""
+    file = node_file(tmp_path / "node", engine(stub_model), job=JOB)
+    with swept(file), embedded(tmp_path / "bus", options=OPTIONS) as server:
+        old, new = (f"redis://{USER}:{password}@127.0.0.1:{server.port}" for password in (PASSWORD, "other"))
+        async with open_bus(server.url) as bus:
+            raw = bus.reader()
+            async with orchestrating(old), running(file, old, stop_engines=False):
+                epoch = await _routed(bus.job(JOB), above=0)
+                before = record(file)
+                await raw.execute_command("ACL", "SETUSER", USER, "resetpass", ">other")
+                await raw.client_kill_filter(_type="normal", skipme=True)
+                await until(lambda: caplog.text.count("start this again with a URL that fits") >= 2)
+            async with orchestrating(new), running(file, new):
+                await _routed(bus.job(JOB), above=epoch)
+                async with ReplayClient(new, job=JOB) as client:
+                    turn = await client.generate([5, 6, 7], {"max_tokens": 4})
+                after = record(file)
+                assert (after.incarnation, after.members) == (before.incarnation, before.members)
+                assert (turn.attempts[0].incarnation, len(turn.token_ids)) == (after.incarnation, 4)
+            await raw.aclose()
+
+
+async def _routed(job: JobBus, *, above: int) -> int:
+    """The epoch after `above` under which the engine is routed."""
+    found: list[int] = []
+
+    async def is_routed() -> bool:
+        state = await job.snapshot()
+        engine = state.engines.get(E0)
+        found[:] = [state.epoch]
+        nodes = state.meta.nodes.values() if state.meta is not None else ()
+        reported = any(node.reported == state.epoch for node in nodes)
+        return state.epoch > above and reported and engine is not None and engine.route is not None
+
+    await until(is_routed, within_s=START_S)
+    return found[0]
 
 
 async def test_rights_taken(job: OneServer, caplog: pytest.LogCaptureFixture) -> None:

@@ -43,8 +43,9 @@ class ReplayClient:
     exact, `restart` always replays from the prompt. `versions`: `mixed` records which token came from which
     weights, `same` replays a turn whose weights changed. `routing`: `replay` forbids continuing, so that
     routing records are of one pass; `recompute` takes those of the last attempt. `recovery_timeout_s` bounds
-    each wait for a route or for tokens to come again; `max_engine_failures` the failures one turn may meet.
-    The third engine that dies with a turn in flight makes its error a PoisonRequestError.
+    each wait for a route or for tokens to come again; `max_engine_failures` the failures one turn may meet:
+    with the last of them it is given up, and where three engines have died with it in flight, its error is a
+    PoisonRequestError. A larger number says that engines die of other things.
     `idle_timeout_s`: an engine that sends nothing for that long has failed; none leaves that to the fence.
     `check_seam`: before kept tokens are continued at the version they were sampled by, the engine scores them
     itself; where it is further from a recorded logprob than so many nats, the turn is replayed instead.
