@@ -25,7 +25,7 @@ from relight.agents.node.config import NodeFile
 from relight.events.bus.embedded import embedded, free_port, server_binary
 from relight.events.ids import NodeName
 from tests.node_support import JOB, swept
-from tests.slow_link import Link, link_to
+from tests.slow_link import Link, Way, link_to
 
 NOBODY = "02:00:00:00:00:00"
 """A hardware address that no interface has: frames to it are lost on the wire."""
@@ -165,6 +165,7 @@ class Machines:
         self.net = net
         self._folder = folder
         self._links: dict[str, Link] = {}
+        self._way: Way | None = None
         self._stack = AsyncExitStack()
 
     def address(self, host: str) -> str:
@@ -187,8 +188,11 @@ class Machines:
         self._run(host, "agent", "--bus", url, "--config", str(path))
         return file
 
-    async def gateway(self) -> str:
-        """Start the client's host; the address of its gateway, which listens before this returns."""
+    async def gateway(self, *, apart: tuple[NodeName, str] | None = None) -> str:
+        """Start the client's host; the address of its gateway, which listens before this returns.
+
+        `apart`: a node that it can be cut from, and the address there of an engine.
+        """
         url = self.url
         if self.net is not None:
             self.net.add("client")
@@ -207,7 +211,13 @@ class Machines:
             "--drain",
             "0",
         )
-        self._run("client", *words)
+        if self.net is None and apart is not None:
+            port_there = int(apart[1].rpartition(":")[2])
+            self._way = await self._stack.enter_async_context(Way(port_there))
+            words = (f"{port_there}:{self._way.link.port}", *words)
+        self._run(
+            "client", *words, program="relight.orchestrator.cli" if self._way is None else "tests.detoured"
+        )
         with anyio.fail_after(WITHIN_S):
             while True:
                 with suppress(OSError):
@@ -216,9 +226,9 @@ class Machines:
                     return f"http://{address}:{port}"
                 await anyio.sleep(0.05)
 
-    def _run(self, host: str, *words: str) -> None:
+    def _run(self, host: str, *words: str, program: str = "relight.orchestrator.cli") -> None:
         inside = () if self.net is None else self.net.inside(host)
-        command = [*inside, sys.executable, "-m", "relight.orchestrator.cli", *words]
+        command = [*inside, sys.executable, "-m", program, *words]
         out = self._stack.enter_context((self._folder / f"{host}.log").open("wb"))
         process = subprocess.Popen(command, stdout=out, stderr=out)
         self._stack.callback(_ended, process)
@@ -230,6 +240,14 @@ class Machines:
         else:
             self._links[node].cut_to_server()
             self._links[node].cut_to_client()
+
+    async def cut_from_client(self, node: NodeName) -> None:
+        """Of the client's gateway and the node that it was told to be apart from."""
+        if self.net is not None:
+            self.net.cut("client", node)
+        else:
+            assert self._way is not None
+            await self._way.cut()
 
     def join_to_bus(self, node: NodeName) -> None:
         if self.net is not None:

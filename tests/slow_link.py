@@ -2,6 +2,7 @@
 nothing is lost, and nobody is told."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -76,3 +77,52 @@ async def link_to(server_port: int) -> AsyncIterator[Link]:
         for task in carried:
             task.cancel()
         await asyncio.gather(*carried, return_exceptions=True)
+
+
+class Way:
+    """A link that can be lost for new connections too: they are neither refused nor accepted."""
+
+    def __init__(self, server_port: int) -> None:
+        self.link = Link()
+        self._server_port = server_port
+        self._listening = socket.create_server(("127.0.0.1", 0), backlog=0)
+        self._listening.setblocking(False)
+        self.link.port = self._listening.getsockname()[1]
+        self._accepting: asyncio.Task[None] | None = None
+        self._carried: set[asyncio.Task[None]] = set()
+        self._queued: list[socket.socket] = []
+
+    async def __aenter__(self) -> "Way":
+        self._accepting = asyncio.create_task(self._accept())
+        return self
+
+    async def _accept(self) -> None:
+        while True:
+            taken, _ = await asyncio.get_running_loop().sock_accept(self._listening)
+            reader, writer = await asyncio.open_connection(sock=taken)
+            self._carried.add(asyncio.create_task(self.link.carry(self._server_port, reader, writer)))
+
+    async def cut(self) -> None:
+        """Hold what is carried, and fill the queue of the listening socket: its kernel drops all others."""
+        assert self._accepting is not None
+        self._accepting.cancel()
+        await asyncio.gather(self._accepting, return_exceptions=True)
+        self.link.cut_to_server()
+        self.link.cut_to_client()
+        while True:
+            waiting = socket.socket()
+            waiting.setblocking(False)
+            self._queued.append(waiting)
+            try:
+                async with asyncio.timeout(0.5):
+                    await asyncio.get_running_loop().sock_connect(waiting, ("127.0.0.1", self.link.port))
+            except TimeoutError:
+                return
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._accepting is not None
+        for task in (self._accepting, *self._carried):
+            task.cancel()
+        await asyncio.gather(self._accepting, *self._carried, return_exceptions=True)
+        for each in (self._listening, *self._queued):
+            each.close()

@@ -45,7 +45,6 @@ WITHIN_S = 180.0
 TOKENS = 450
 """Of a call that is still running when a node has been silent for long enough."""
 
-NO_NAMESPACES = "network namespaces need root, iproute2 and nsenter"
 NETWORK = pytest.param(
     True,
     id="namespaces",
@@ -205,20 +204,19 @@ async def test_most_nodes_silent_is_an_alarm_and_what_was_moved_since_is_never_r
         assert routed == sorted(routed)
 
 
-@pytest.mark.skipif(not namespaces_are_allowed(), reason=NO_NAMESPACES)
+@pytest.mark.parametrize("namespaces", [NETWORK, LINK])
 async def test_an_engine_that_one_client_does_not_reach_is_alive_and_avoided_by_that_client_alone(
-    tmp_path: Path, stub_model: Path
+    tmp_path: Path, stub_model: Path, *, namespaces: bool
 ) -> None:
-    async with world(tmp_path, namespaces=True) as (net, heard):
-        assert net.net is not None
+    async with world(tmp_path, namespaces=namespaces) as (net, heard):
         await net.agent(node(tmp_path, stub_model, A, E0))
         await net.agent(node(tmp_path, stub_model, B, E1))
         routes = {}
         while len(routes) < 2:
             route = await heard.until(RouteAdded)
             routes[route.engine] = route
-        client = await net.gateway()
-        net.net.cut("client", B)
+        client = await net.gateway(apart=(B, routes[E1].address))
+        await net.cut_from_client(B)
         expected = reference(weights_digest(stub_model), [1, 2, 3], 30)[0]
 
         # The probe says that it is alive, so that it is tried once more.

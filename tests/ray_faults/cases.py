@@ -27,6 +27,8 @@ from tests.ray_faults.world import (
     raylet_of,
 )
 
+E0 = EngineName("e0")
+
 
 class Stage:
     """A job that stands, and which incarnation of each engine is to serve in it."""
@@ -53,6 +55,8 @@ class Group(NamedTuple):
     nodes: int
     cases: tuple[Case, ...]
     knobs: tuple[str, ...] = ()
+    over_all: bool = False
+    """Whether the job has one engine over all bundles, instead of one in each."""
 
 
 @contextmanager
@@ -221,6 +225,54 @@ def down_in_a_recovery(stage: Stage) -> None:
     )
 
 
+def further_part_killed(stage: Stage) -> None:
+    """It ends the engine on both nodes, and both have proven it gone before the next incarnation begins."""
+    old, nodes = stage.job.engines(), _places(stage.job)
+    with same_agents(stage):
+        kill(stage.job.leader(nodes[1], "e0"))
+        stage.settled("e0")
+    _whole_again(stage, old, nodes, stopped=set(nodes))
+
+
+def raylet_of_a_further_part_killed(stage: Stage) -> None:
+    """The spare bundle takes that part, and the head starts anew where it was. The part is told to be gone
+    before anybody knows that its node is: an incarnation may be spent on that."""
+    old, (head, further) = stage.job.engines(), _places(stage.job)
+    _lose(stage.job.world, stage.job, further)
+
+    def taken() -> bool:
+        state = rules.snapshot(stage.job).engines[E0]
+        there = [bundle_of(stage.job.folder / part.node) for part in state.parts]
+        serves = state.phase is Phase.SERVING and state.incarnation > stage.incarnations[E0]
+        return serves and there == [stage.job.file.all_bundles - 1]
+
+    until(taken, "the engine serves again, with its further part in the spare bundle")
+    stage.incarnations[E0] = rules.snapshot(stage.job).engines[E0].incarnation
+    spare = _places(stage.job)[1]
+    _whole_again(stage, old, [head, spare], stopped={head})
+
+
+def _places(job: Job) -> list[str]:
+    """The nodes of an engine over several, its head's first."""
+    state = rules.snapshot(job).engines[E0]
+    return [state.node, *(part.node for part in state.parts)]
+
+
+def _whole_again(
+    stage: Stage, old: dict[Engine, frozenset[Process]], nodes: list[str], *, stopped: set[str]
+) -> None:
+    """One incarnation lives, a part on each of these nodes, and nothing of the old one, which was proven gone
+    from the `stopped` ones before."""
+    incarnation = stage.incarnations[E0]
+    if (there := _places(stage.job)) != nodes:
+        raise FellShort(f"e0 is at {there}, and was to be at {nodes}")
+    wanted = {Engine(node, E0, incarnation) for node in nodes}
+    if stage.job.engines().keys() != wanted or _alive(old):
+        raise FellShort(f"there lives {stage.job.engines()}, and of the old one {_alive(old)}")
+    if broken := list(rules.one_after_another(stage.job, "e0", incarnation, stopped)):
+        raise FellShort("; ".join(broken))
+
+
 def gcs_killed(stage: Stage) -> None:
     """Its state is in a Redis of its own; meanwhile an engine dies."""
     head = stage.job.world.cluster.head_node
@@ -304,9 +356,11 @@ ONE_BY_ONE = (
     raylet_killed_with_a_spare,
 )
 WITHOUT_A_SPARE = (down_and_up_again, raylet_killed_without_a_spare, raylet_killed_behind_its_agent)
+OVER_TWO_NODES = (further_part_killed, raylet_of_a_further_part_killed)
 GROUPS = (
     Group(bundles=2, spares=1, nodes=3, cases=ONE_BY_ONE),
     Group(bundles=2, spares=0, nodes=2, cases=WITHOUT_A_SPARE),
+    Group(bundles=2, spares=1, nodes=3, cases=OVER_TWO_NODES, over_all=True),
     Group(bundles=1, spares=0, nodes=1, cases=(down_in_a_recovery,), knobs=("--slow-start-s", "5")),
 )
 WITH_A_GCS_THAT_MAY_DIE = Group(bundles=2, spares=0, nodes=2, cases=(gcs_killed,))

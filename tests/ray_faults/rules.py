@@ -8,7 +8,7 @@ import anyio
 
 from relight.agents.adapters.ray import names
 from relight.events.bus.client import open_bus
-from relight.events.facts import EngineStarted
+from relight.events.facts import EngineStarted, EngineStopped
 from relight.events.schema import Snapshot
 from relight.events.values import Phase, Process
 from tests.ray_faults.world import Engine, Job
@@ -64,14 +64,8 @@ def serving(job: Job, **incarnations: int) -> None:
 def lives(job: Job) -> Iterator[str]:
     """Each incarnation was started once, on one node, and no engine lives twice."""
 
-    async def read() -> Streams:
-        async with open_bus(job.world.bus.url) as bus:
-            streams = Streams(bus.job(job.file.job))
-            await streams.read()
-            return streams
-
     started: defaultdict[tuple[str, int], set[tuple[Process, ...]]] = defaultdict(set)
-    for fact in anyio.run(read).facts:
+    for fact in _told(job).facts:
         if isinstance(fact, EngineStarted):
             started[fact.engine, fact.incarnation].add(tuple(sorted(fact.processes))[:1])
     for (name, incarnation), firsts in started.items():
@@ -79,6 +73,35 @@ def lives(job: Job) -> Iterator[str]:
             yield f"{name}.{incarnation} was started {len(firsts)} times"
     counts = Counter(engine.name for engine in job.engines())
     yield from (f"{name} lives {count} times" for name, count in counts.items() if count > 1)
+
+
+def one_after_another(job: Job, name: str, incarnation: int, stopped: set[str]) -> Iterator[str]:
+    """This incarnation of an engine over several nodes is the only one behind the last, and it began on none
+    before these had proven their parts of the last one gone."""
+    facts = [each for each in _told(job).facts if isinstance(each, EngineStarted | EngineStopped)]
+    mine = [each for each in facts if each.engine == name]
+    begun = [each for each in mine if isinstance(each, EngineStarted) and each.incarnation >= incarnation]
+    if {each.incarnation for each in begun} != {incarnation}:
+        yield f"{name} was started as {sorted({each.incarnation for each in begun})}, not {incarnation} alone"
+        return
+    before = mine[: mine.index(begun[0])]
+    gone = {
+        str(each.node)
+        for each in before
+        if isinstance(each, EngineStopped) and each.incarnation == incarnation - 1
+    }
+    if not stopped <= gone:
+        yield f"{name}.{incarnation} began with {name}.{incarnation - 1} proven gone from {sorted(gone)} only"
+
+
+def _told(job: Job) -> Streams:
+    async def read() -> Streams:
+        async with open_bus(job.world.bus.url) as bus:
+            streams = Streams(bus.job(job.file.job))
+            await streams.read()
+            return streams
+
+    return anyio.run(read)
 
 
 def unchanged(before: dict[Engine, frozenset[Process]], job: Job, *names_: str) -> Iterator[str]:

@@ -28,10 +28,11 @@ class Outcome(NamedTuple):
 def run(world: World, group: Group) -> Iterator[Outcome]:
     """One job's life: up, its faults, down, and nothing left."""
     world.nodes_wanted(group.nodes)
-    job = world.job(bundles=group.bundles, spares=group.spares, knobs=group.knobs)
+    job = world.job(bundles=group.bundles, spares=group.spares, knobs=group.knobs, over_all=group.over_all)
     began = time.monotonic()
     short = _short(lambda: _up(job))
-    yield Outcome(f"up: {group.bundles} bundles, {group.spares} spare", time.monotonic() - began, short)
+    over = ", one engine over both" if group.over_all else ""
+    yield Outcome(f"up: {group.bundles} bundles, {group.spares} spare{over}", time.monotonic() - began, short)
     stage = Stage(job)
     for case in group.cases if short is None else ():
         began = time.monotonic()

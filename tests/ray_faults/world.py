@@ -19,7 +19,7 @@ from relight.agents.adapters.ray.jobfile import JobFile
 from relight.agents.node import marks, proc
 from relight.agents.node.record import Record
 from relight.events import codec
-from relight.events.bus.embedded import Embedded, embedded
+from relight.events.bus.embedded import Embedded, embedded, free_port
 from relight.events.ids import EngineName
 from relight.events.values import Process
 from tests.conftest import write_model
@@ -31,6 +31,8 @@ HEALTH = {
 }
 """A raylet that is gone refuses ten looks within 5 s; one that is only slow, as on a busy machine, is not."""
 ORCHESTRATOR = "[defaults]\nnode_silence_s = 6.0\nmove_after_s = 2.0\nbackoff_s = 0.2\nrestarts = 50\n"
+JOINED = "joined the head"
+"""By these words in its log a stub's further part is up."""
 UP_S, DOWN_S = 90.0, 60.0
 STARTS = 3
 NODE_ARGS: dict[str, Any] = {"num_cpus": 1, "num_gpus": 1}
@@ -74,13 +76,27 @@ class World:
             self.cluster.remove_node(next(iter(self.cluster.worker_nodes)))
 
     def job(
-        self, *, bundles: int, spares: int, knobs: tuple[str, ...] = (), program: str = sys.executable
+        self,
+        *,
+        bundles: int,
+        spares: int,
+        knobs: tuple[str, ...] = (),
+        program: str = sys.executable,
+        over_all: bool = False,
     ) -> "Job":
-        """A job of one engine a bundle, under a name of its own."""
+        """A job of one engine a bundle, or of one `over_all` of them, under a name of its own."""
         self.jobs += 1
-        command = [program, "-m", "relight.agents.stub", "--model", str(self.model)]
-        command += ["--host", "127.0.0.1", "--port", "{port}", *knobs]
-        return Job(self, f"job-{self.jobs}", bundles=bundles, spares=spares, command=command)
+        stub = [program, "-m", "relight.agents.stub", "--model", str(self.model)]
+        head = [*stub, "--host", "127.0.0.1", "--port", "{port}", *knobs]
+        if not over_all:
+            engines = "".join(_table(f"e{index}", head) for index in range(bundles))
+        else:
+            meet = ["--nnodes", "{parts}", "--node-rank", "{part}"]
+            meet += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+            part = json.dumps([*stub, *meet, "--headless", *knobs])
+            engines = _table("e0", [*head, *meet])
+            engines += f"[[engines.parts]]\ncommand = {part}\nready = {json.dumps(JOINED)}\n" * (bundles - 1)
+        return Job(self, f"job-{self.jobs}", bundles=bundles, spares=spares, engines=engines)
 
     def relight(self, *words: str) -> "subprocess.CompletedProcess[str]":
         """One command line."""
@@ -94,16 +110,17 @@ class World:
         )
 
 
+def _table(name: str, command: list[str]) -> str:
+    return f"[[engines]]\nname = {json.dumps(name)}\ncommand = {json.dumps(command)}\n"
+
+
 class Job:
     """One job in the cluster."""
 
-    def __init__(self, world: World, name: str, *, bundles: int, spares: int, command: list[str]) -> None:
+    def __init__(self, world: World, name: str, *, bundles: int, spares: int, engines: str) -> None:
+        """`engines`: the tables of its file."""
         self.world = world
         self.name = name
-        engines = "".join(
-            f"[[engines]]\nname = {json.dumps(f'e{index}')}\ncommand = {json.dumps(command)}\n"
-            for index in range(bundles)
-        )
         self.path = world.root / f"{name}.toml"
         self.path.write_text(
             f'job = "{name}"\nstate_dir = "{world.root / "state"}"\n{engines}'
@@ -154,6 +171,12 @@ class Job:
                 if member.role == role and proc.liveness(member.process) is proc.Liveness.ALIVE:
                     return member.process
         raise LookupError(f"{name} has no living {role}")
+
+    def leader(self, node: str, name: str) -> Process:
+        """Of the engine's incarnation, or its part, on this node."""
+        record = codec.from_json((self.folder / node / "engines" / name / "record.json").read_bytes(), Record)
+        assert record.leader is not None
+        return record.leader
 
     def folder_of(self, name: str) -> Path:
         """Of the agent whose engine of this name has processes."""
