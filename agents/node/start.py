@@ -88,6 +88,7 @@ async def _start(owned: Owned, order: StartEngine, began: float) -> None:
             why = "another port is tried" if taken else "a reload has spoilt its weights"
             log.info("it is started once more: %s engine=%s port=%d", why, owned.name, owned.record.port)
             await stop.prove_present_gone(owned, grace_s=0, within_s=30.0)
+            launcher.of(owned).ended(owned, order.incarnation, error.detail)
     owned.look_around()
     seconds = (monotonic_ms() - began) / 1000.0
     owned.save(phase="up", seconds=seconds, good_start_s=seconds, paused=owned.config.part == 0)
