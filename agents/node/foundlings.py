@@ -18,7 +18,7 @@ from relight.agents.node.stop import Remains
 from relight.agents.node.tree import Exit, Tree
 from relight.events.decisions import LoadWeights
 from relight.events.schema import EngineState
-from relight.events.values import Process, Proof
+from relight.events.values import Phase, Process, Proof
 
 
 def marks_of(owned: Owned, incarnation: int, processes: Iterable[Process]) -> Marks:
@@ -98,6 +98,7 @@ def recall(owned: Owned, state: EngineState) -> bool:
         incarnation=incarnation,
         phase="up",
         dead=False,
+        paused=state.phase not in (Phase.SERVING, Phase.DRAINING),
         tag=marked.tag,
         tmpdir=marked.tmpdir,
         leader=marked.leader,

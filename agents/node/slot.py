@@ -181,12 +181,16 @@ class Slot:
             await self._ask_paused()
 
     async def _ask_paused(self) -> None:
-        """What the record cannot know: an agent may die between a call and its note."""
+        """What the record cannot know: an agent may die between its resume and the note of that.
+
+        A pause is noted before it is made: one that the record does not know is not ours.
+        """
         owned = self.owned
-        if owned.config.part:
+        if owned.config.part or not owned.record.paused:
             return
         try:
-            owned.save(paused=await owned.client.is_paused(within_s=ASK_S))
+            if not await owned.client.is_paused(within_s=ASK_S):
+                owned.save(paused=False)
         except (EngineUnreachable, EngineRefused) as error:
             log.warning("adopted, and it does not answer engine=%s error=%s", owned.name, error)
 
