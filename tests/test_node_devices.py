@@ -16,7 +16,7 @@ import pytest
 from relight.agents.adapters import nvml
 from relight.agents.adapters.nvml import Nvml
 from relight.agents.node import devices, lifecycle, proc
-from relight.agents.node.devices import Devices, DeviceUnknown, Memory
+from relight.agents.node.devices import Before, Devices, DeviceUnknown, Memory
 from relight.agents.node.errors import NotProven
 from relight.events.bus.embedded import Embedded
 from relight.events.facts import EngineDead, EngineStarted, EngineStopped, NodeUp, StartFailed, StopFailed
@@ -85,27 +85,27 @@ async def test_memory_is_back_when_the_device_says_so_and_its_holder_is_named(
     kin: set[int] = set()
     memory = Memory(Nvml(fake_nvml.loaded(monkeypatch, card)), kin=lambda: kin)
     before = await memory.before(await memory.devices("0"))
-    assert await memory.proven_back(before, within_s=0) is True
+    assert await memory.proven_back(before, visible="0", within_s=0) is True
     with helper() as other, helper() as sidecar:
         card.hold(other, 9000)
         kin.add(other.pid)  # another engine of ours came meanwhile
-        assert await memory.proven_back(before, within_s=0) is True
+        assert await memory.proven_back(before, visible="0", within_s=0) is True
         card.hold(sidecar, 70_000)
         with pytest.raises(
             NotProven, match=rf"70000 MiB more .* pid {sidecar.pid} 70000 MiB \(.*sleep"
         ) as said:
-            await memory.proven_back(before, within_s=0)
+            await memory.proven_back(before, visible="0", within_s=0)
         assert said.value.cause == "memory" and str(other.pid) not in str(said.value)
         kill(sidecar)
-        assert await memory.proven_back(before, within_s=5) is True
+        assert await memory.proven_back(before, visible="0", within_s=5) is True
         card.lost = True
         with pytest.raises(NotProven, match="cannot be asked"):
-            await memory.proven_back(before, within_s=0)
+            await memory.proven_back(before, visible="0", within_s=0)
     card.lost, card.hidden = False, True
     with helper() as unseen:
         card.hold(unseen, 500)
         with pytest.raises(NotProven, match="no process that the driver names"):
-            await memory.proven_back(before, within_s=0)
+            await memory.proven_back(before, visible="0", within_s=0)
 
 
 async def test_a_driver_that_never_answers_holds_up_its_own_question_only(
@@ -123,9 +123,61 @@ async def test_a_driver_that_never_answers_holds_up_its_own_question_only(
             raise DeviceUnknown("lost")
 
     memory = Memory(Wedged(), kin=set)
-    assert await memory.devices(None) == ()
+    assert await memory.devices(None) == (devices.UNRESOLVED,)
     free.set()
-    assert await Memory(None, kin=set).proven_back((), within_s=1) is None
+    assert await Memory(None, kin=set).proven_back((), visible=None, within_s=1) is None
+
+
+async def test_memory_that_was_not_seen_before_is_back_only_when_nobody_else_is_on_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    card = Card("GPU-aa")
+    kin: set[int] = set()
+    memory = Memory(Nvml(fake_nvml.loaded(monkeypatch, card)), kin=lambda: kin)
+    card.lost = True
+    before = await memory.before(await memory.devices("0"))
+    card.lost = False
+    assert before == (Before("GPU-aa", None),)
+    with helper() as other, helper() as sidecar:
+        card.hold(other, 9000)
+        kin.add(other.pid)
+        assert await memory.proven_back(before, visible="0", within_s=0) is True
+        card.hold(sidecar, 70_000)
+        with pytest.raises(NotProven, match=rf"GPU-aa is held by pid {sidecar.pid} 70000 MiB .*not known"):
+            await memory.proven_back(before, visible="0", within_s=0)
+        card.hidden = True
+        assert await memory.proven_back(before, visible="0", within_s=0) is None, "somebody is not named"
+        card.hidden, card.lost = False, True
+        with pytest.raises(NotProven, match="cannot be asked"):
+            await memory.proven_back(before, visible="0", within_s=0)
+        card.lost = False
+        kill(sidecar)
+        assert await memory.proven_back(before, visible="0", within_s=5) is True
+
+
+async def test_devices_that_were_not_told_before_a_start_are_asked_for_at_the_proof(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    card, other = Card("GPU-aa"), Card("GPU-bb")
+    known = Nvml(fake_nvml.loaded(monkeypatch, card, other))
+    real = known.select
+
+    def wedged(_: str | None) -> tuple[str, ...]:
+        raise DeviceUnknown("wedged")
+
+    monkeypatch.setattr(known, "select", wedged)
+    memory = Memory(known, kin=set)
+    before = await memory.before(await memory.devices("0"))
+    assert before == (Before(devices.UNRESOLVED, None),)
+    assert await memory.proven_back(before, visible="0", within_s=0) is None
+    monkeypatch.setattr(known, "select", real)
+    with helper() as sidecar, helper() as elsewhere:
+        other.hold(elsewhere, 70_000)
+        assert await memory.proven_back(before, visible="0", within_s=0) is True
+        card.hold(sidecar, 70_000)
+        with pytest.raises(NotProven, match=f"pid {sidecar.pid}"):
+            await memory.proven_back(before, visible="0", within_s=0)
+    assert await memory.proven_back(before, visible="", within_s=0) is None, "it has no device"
 
 
 async def test_an_engine_whose_memory_is_pinned_stays_fenced_and_no_other_starts_on_its_device(

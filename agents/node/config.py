@@ -252,6 +252,11 @@ def device(engine: Engine) -> str | None:
     return next((engine.env[name] for name in DEVICES if engine.env.get(name)), None)
 
 
+def visible_devices(engine: Engine) -> str | None:
+    """The value of CUDA_VISIBLE_DEVICES that the engine's own `env` gives it."""
+    return engine.env.get(DEVICES[0])
+
+
 def base_model(engine: Engine) -> Path | None:
     """The folder of the weights that the engine starts on without others; None where it is no folder."""
     named = engine.model or _named_model(engine.command)[1]

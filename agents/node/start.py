@@ -23,7 +23,7 @@ from relight.agents.node import (
     stillbirth,
     stop,
 )
-from relight.agents.node.config import DEVICES, device, takes_weights
+from relight.agents.node.config import device, takes_weights, visible_devices
 from relight.agents.node.errors import StartFailure
 from relight.agents.node.launcher import First
 from relight.agents.node.owned import Owned
@@ -122,7 +122,7 @@ async def _on_its_devices(owned: Owned, order: StartEngine) -> None:
     """Bring it up alone on its devices, whose memory is looked at before."""
     memory = owned.shared.memory
     owned.stage = "another engine takes memory on its device"
-    devices = await memory.devices(owned.config.env.get(DEVICES[0]))
+    devices = await memory.devices(visible_devices(owned.config))
     async with memory.turn(devices):
         owned.save(devices=await memory.before(devices))
         await _bring_up(owned, order)
