@@ -235,6 +235,7 @@ async def test_a_lost_disk_and_no_memory_anywhere_gives_unknown_and_a_stop_still
                 stopped = await player.ask(EngineStopped, order)
                 assert set(started.processes) <= set(stopped.proof.processes)
                 assert not any(_alive(started.processes))
+                assert stopped.proof.port_free == (stopped.proof.port is not None), "nobody knows its port"
             async with running(file, server.url):
                 while (up := await player.wait(NodeUp)).engines[0].state != "retired":
                     pass

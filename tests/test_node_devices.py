@@ -4,10 +4,13 @@ The port is held to one contract on each implementation: nvidia-ml-py on a libra
 driver, and on the driver itself where there is one.
 """
 
+import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -18,7 +21,7 @@ from relight.agents.adapters.nvml import Nvml
 from relight.agents.node import devices, lifecycle, proc
 from relight.agents.node.devices import Before, Devices, DeviceUnknown, Memory
 from relight.agents.node.errors import NotProven
-from relight.events.bus.embedded import Embedded
+from relight.events.bus.embedded import Embedded, free_port
 from relight.events.facts import EngineDead, EngineStarted, EngineStopped, NodeUp, StartFailed, StopFailed
 from relight.events.ids import EngineName
 from relight.events.values import Process
@@ -26,6 +29,7 @@ from tests import fake_nvml
 from tests.fake_nvml import Card
 from tests.node_support import (
     agent,
+    agent_process,
     alive,
     engine,
     kill,
@@ -240,3 +244,44 @@ async def test_engines_of_one_device_start_one_after_another(
             shared = sorted(stat.start for stat in (began[names[0]], began[names[1]]) if stat)
             assert len(up) == 3 and (shared[1] - shared[0]) / proc.TICKS_A_SECOND >= 0.5
             tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("named", [True, False])
+async def test_an_engine_that_no_record_speaks_of_is_proven_with_its_port_and_its_devices(
+    server: Embedded, tmp_path: Path, stub_model: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    monkeypatch.setattr(lifecycle, "LEAST_S", 0.3)
+    card = Card("GPU-aa")
+    known = Nvml(fake_nvml.loaded(monkeypatch, card))
+    port = free_port()
+    env = {"CUDA_VISIBLE_DEVICES": "0"} if named else {}
+    file = node_file(tmp_path / "state", engine(stub_model, port=port, env=env))
+    with swept(file), helper() as sidecar:
+        async with playing(server.url) as player:
+            with agent_process(file, server.url, tmp_path / "node.json"):
+                await player.wait(NodeUp)
+                started = await player.ask(EngineStarted, player.start())
+            for process in started.processes:
+                kill(process)
+            shutil.rmtree(file.state_path)
+            card.hold(sidecar, 10_000)
+            async with anyio.create_task_group() as tasks:
+
+                async def serve() -> None:
+                    await agent.serve(file, bus_url=server.url, devices=known)
+
+                tasks.start_soon(serve)
+                await player.wait(NodeUp)
+                stop = partial(player.stop, processes=started.processes, seconds=0.3)
+                with socket.create_server(("127.0.0.1", port)):
+                    failed = await player.ask(StopFailed, stop())
+                    assert failed.cause == "port" and str(port) in failed.detail
+                if named:
+                    failed = await player.ask(StopFailed, stop())
+                    assert failed.cause == "memory" and f"pid {sidecar.pid}" in failed.detail
+                    kill(sidecar)
+                proof = (await player.ask(EngineStopped, stop())).proof
+                assert set(started.processes) <= set(proof.processes)
+                assert (proof.port, proof.port_free) == (port, True)
+                assert proof.memory_back is (True if named else None), "it may have had another device"
+                tasks.cancel_scope.cancel()
