@@ -71,8 +71,8 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     cache_dir: str | None = None
     """Directory for compilation caches that outlive an incarnation."""
     evidence: tuple[str, ...] = ()
-    """Command that looks at a hung engine before it is killed, for at most 10 s; its output is kept beside
-    the log. `{pid}` is its core's process, `{pids}` all of its processes, by commas."""
+    """Command that looks at a hung engine, start, load or proof before the kill, for at most 10 s; its output
+    is kept beside the log. `{pid}` is its core's process, `{pids}` all of its processes, by commas."""
     after_start: tuple[Call, ...] = ()
     """Calls made once it is up, before it is paused."""
     kv: Literal["reset", "keep", "recompute"] = "reset"
