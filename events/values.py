@@ -83,7 +83,7 @@ class Proof(Value, frozen=True, kw_only=True):
     """The port that could be bound afterwards."""
     port_free: bool = False
     memory_back: bool | None = None
-    """Device memory is back; none where the node has no device to ask."""
+    """Device memory is back; none where the node has no device to ask, or the driver cannot tell."""
     took_ms: float = 0.0
     """From the first signal to the last piece of proof."""
 

@@ -61,11 +61,13 @@ class Player:
         self._serial = 0
         self._reader = job.bus.reader()
 
-    async def decide(self, *decisions: Decision | Fact, **state: EngineState) -> None:
+    async def decide(
+        self, *decisions: Decision | Fact, meta: Meta | None = None, **state: EngineState
+    ) -> None:
         self._commits += 1
         fields = dict(codec.encode_engine(EngineName(name), value) for name, value in state.items())
-        if self._commits == 1:
-            fields["meta"] = codec.to_json(Meta(birth="test"))
+        if self._commits == 1 or meta is not None:
+            fields["meta"] = codec.to_json(meta or Meta(birth="test"))
         commit = Commit(number=self._commits, cursor=self._cursor, state=fields, decisions=decisions)
         await self.job.commit(commit, lease=self.lease, source=Source("orchestrator/test"))
 

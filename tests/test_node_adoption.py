@@ -1,6 +1,7 @@
 """The agent may be killed at any moment: engines live on, and its successor loses nothing."""
 
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 
 import anyio
@@ -11,12 +12,22 @@ from relight.agents.node.config import NodeFile
 from relight.agents.node.proc import Liveness
 from relight.events.bus.client import open_bus
 from relight.events.bus.embedded import Embedded, embedded
-from relight.events.facts import EngineDead, EngineStarted, EngineStopped, Healthy, NodeUp, StartFailed
-from relight.events.ids import BEGINNING
-from relight.events.schema import EngineState
-from relight.events.values import Phase, Process
+from relight.events.decisions import RouteAdded, SyncWeights
+from relight.events.facts import (
+    EngineDead,
+    EngineStarted,
+    EngineStopped,
+    Healthy,
+    NodeUp,
+    PauseExpired,
+    StartFailed,
+)
+from relight.events.ids import BEGINNING, SyncId
+from relight.events.schema import EngineState, Meta, OpenSync
+from relight.events.values import Member, Phase, Process
 from relight.events.version import BASE, Version
 from tests.node_support import (
+    E0,
     JOB,
     NODE,
     Player,
@@ -25,6 +36,7 @@ from tests.node_support import (
     kill,
     node_file,
     playing,
+    post,
     record,
     role,
     running,
@@ -223,6 +235,7 @@ async def test_a_lost_disk_and_no_memory_anywhere_gives_unknown_and_a_stop_still
                 stopped = await player.ask(EngineStopped, order)
                 assert set(started.processes) <= set(stopped.proof.processes)
                 assert not any(_alive(started.processes))
+                assert stopped.proof.port_free == (stopped.proof.port is not None), "nobody knows its port"
             async with running(file, server.url):
                 while (up := await player.wait(NodeUp)).engines[0].state != "retired":
                     pass
@@ -301,3 +314,83 @@ async def test_a_terminated_agent_leaves_its_engines_and_one_told_to_stops_them(
             assert stopped.proof.port_free
             up = await player.wait(NodeUp)
             assert up.engines[0].state == "absent"
+
+
+async def _pushed_into(player: Player, started: EngineStarted) -> None:
+    """A trainer's push that is under way, as the state tells it."""
+    order = SyncWeights(
+        **player.head(),
+        sync=SyncId("s1"),
+        run=7,
+        boundary=1,
+        version=Version(7, 1),
+        members=(Member(E0, 1, started.address),),
+        deadline=player.deadline(60),
+    )
+    state = EngineState(
+        phase=Phase.SERVING,
+        node=NODE,
+        incarnation=1,
+        address=started.address,
+        version=BASE,
+        processes=started.processes,
+    )
+    sync = OpenSync(order=order, pending=(E0,))
+    await player.decide(order, meta=Meta(birth="test", run=7, sync=sync), e0=state)
+    await post(started, "/pause?mode=keep")
+
+
+async def _ends(player: Player, started: EngineStarted) -> None:
+    """The push is over, and whoever paused the engine has left it so."""
+    route = RouteAdded(**player.head(), engine=E0, incarnation=1, address=started.address, version=BASE)
+    await player.decide(route)
+    await player.wait(PauseExpired)
+
+
+@pytest.mark.parametrize("disk", ["kept", "lost"])
+async def test_an_engine_that_is_adopted_in_an_open_push_stays_lent_and_its_pause_is_the_trainers(
+    server: Embedded, tmp_path: Path, stub_model: Path, disk: str
+) -> None:
+    file = node_file(tmp_path / "state", engine(stub_model, stall_s=0.5))
+    with swept(file):
+        async with playing(server.url) as player:
+            started = await _started(file, server.url, tmp_path, player)
+            await _pushed_into(player, started)
+            if disk == "lost":
+                shutil.rmtree(file.state_path)
+            async with running(file, server.url):
+                up = await player.wait(NodeUp)
+                assert [(e.state, e.incarnation) for e in up.engines] == [("up", 1)]
+                with pytest.raises(TimeoutError):
+                    await player.wait(PauseExpired, within_s=2)
+                assert not record(file).paused
+                await _ends(player, started)
+            assert not player.seen(EngineDead)
+
+
+async def test_no_pause_is_judged_while_it_is_not_known_what_is_lent(
+    tmp_path: Path, stub_model: Path
+) -> None:
+    file = node_file(tmp_path / "state", engine(stub_model, stall_s=0.5))
+    with swept(file), ExitStack() as bus:
+        first = bus.enter_context(embedded(tmp_path / "bus"))
+        async with playing(first.url) as player:
+            started = await _started(file, first.url, tmp_path, player)
+            await _pushed_into(player, started)
+            bus.close()
+            async with running(file, first.url):
+                while _asked_after_pause(file) < 5:
+                    await anyio.sleep(0.05)
+                bus.enter_context(embedded(tmp_path / "bus", port=first.port))
+                await player.wait(NodeUp)
+                with pytest.raises(TimeoutError):
+                    await player.wait(PauseExpired, within_s=2)
+                assert not player.seen(PauseExpired), "said before, and kept in the outbox"
+                await _ends(player, started)
+        assert not player.seen(EngineDead)
+
+
+def _asked_after_pause(file: NodeFile) -> int:
+    """How often its core was asked, and answered, since somebody paused it."""
+    text = (file.state_path / "engines/e0/1/log").read_text()
+    return text[text.rindex("/pause") :].count("/is_paused")

@@ -59,7 +59,7 @@ def test_the_file_of_the_design_is_read(tmp_path: Path) -> None:
         ('name = "node-a-0"', 'name = "E_0"', ["$.engines[0].name", "'E_0'"]),
         ('state_dir = "', 'state_dir = "" # ', ["$.state_dir", "''"]),
         ('kind = "vllm"', 'model = ""', ["$.engines[0].model", "''"]),
-        ('kind = "vllm"', 'how = ["fork"]', ["$.engines[0].how", "['fork']", "not supported yet"]),
+        ('kind = "vllm"', 'how = ["fork"]', ["$.engines[0].how", "['fork']", "'cold' must be among them"]),
         ('VLLM_SERVER_DEV_MODE = "1"', "A = 1", ["$.engines[0].env", "{'A': 1}"]),
         ('"-m", "server"', '"serve", "/no/such/dir"', ["$.engines[0].command", "serve '/no/such/dir'"]),
         ("[[engines]]", "[[engine]]", ["unknown field `engine`"]),
@@ -132,3 +132,13 @@ def test_the_environment_is_inherited_less_what_misleads() -> None:
     assert made["TMPDIR"] == made["VLLM_RPC_BASE_PATH"] == "/tmp/x"
     assert made["VLLM_PROCESS_NAME_PREFIX"] == made["RELIGHT_TAG"] == "tag"
     assert not {"VLLM_PORT", "VLLM_SERVICE_HOST", "MASTER_PORT", "RELIGHT_BUS_URL"} & made.keys()
+
+
+def test_a_preferred_way_to_start_that_is_not_supported_is_passed_over_aloud(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cold = _good(tmp_path)
+    assert _load(tmp_path, cold).engines[0].how == ("cold",) and not caplog.records
+    _load(tmp_path, cold + 'how = ["fork", "cold"]\n')
+    (told,) = [each.getMessage() for each in caplog.records]
+    assert "only cold starts" in told and "$.engines[0].how" in told and "fork" in told

@@ -1,9 +1,11 @@
 """Engines that an application starts: the agent asks, believes what the kernel confirms, proves the end."""
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ import pytest
 
 from relight.agents.node import lifecycle
 from relight.agents.node.config import Engine, NodeFile
+from relight.agents.node.delegated import wire
+from relight.agents.node.delegated.application import delegate
 from relight.events.bus.embedded import Embedded
 from relight.events.facts import (
     EngineDead,
@@ -24,8 +28,12 @@ from relight.events.facts import (
     StartFailed,
     StopFailed,
 )
+from relight.events.values import Process
 from relight.events.version import BASE, Version
 from tests.node_support import (
+    E0,
+    JOB,
+    NODE,
     agent_process,
     alive,
     directing,
@@ -276,3 +284,116 @@ async def test_an_application_that_never_answers_is_named_and_its_end_frees_the_
         assert failed.cause == "deadline" and "has not reported it" in failed.detail
         with application(file, "good") as app:
             await player.ask(EngineStarted, player.start(2))
+
+
+async def test_a_start_that_is_tried_again_is_asked_for_again_once_the_first_is_told_gone(
+    server: Embedded, tmp_path: Path, stub_model: Path
+) -> None:
+    file = node_file(tmp_path / "state", delegated(stub_model, "--reload", "spoil"))
+    async with directing(file, server.url) as player:
+        with application(file, "good") as app:
+            await app.says("ready")
+            started = await player.ask(EngineStarted, player.start())
+            assert (started.incarnation, started.reloads) == (1, False)
+            first = await app.says("started")
+            _, _, *why = await app.says("ended")
+            assert "the canary did not return" in " ".join(why)
+            assert await app.says("asked") == ["e0", "1"]
+            second = await app.says("started")
+            assert first != second and int(second[2]) == role(file, "leader").pid
+            await player.ask(EngineStopped, player.stop())
+
+
+class Line:
+    """One end of the socket in a test's hands."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        channel.settimeout(WITHIN_S)
+        self._channel = channel
+        self._file = channel.makefile("rb")
+
+    def says(self, said: wire.Said) -> None:
+        self._channel.sendall(wire.line(said))
+
+    def hears(self, kind: "msgspec.json.Decoder[Any]") -> Any:
+        return kind.decode(self._file.readline())
+
+    def close(self) -> None:
+        self._file.close()
+        self._channel.close()
+
+
+def test_an_application_answers_each_launch_also_one_that_was_lost_or_comes_again(tmp_path: Path) -> None:
+    me = Process(os.getpid(), 0)
+    asked: list[int] = []
+
+    def start(order: Any) -> list[int]:
+        asked.append(order.incarnation)
+        return [me.pid]
+
+    def launch(number: int) -> wire.Launch:
+        return wire.Launch(engine=E0, incarnation=1, number=number, port=1, within_s=WITHIN_S)
+
+    with socket.socket(socket.AF_UNIX) as listener, wire.door(tmp_path) as path:
+        listener.bind(path)
+        listener.listen()
+        listener.settimeout(WITHIN_S)
+        threads = delegate(tmp_path, {E0: start})
+
+        def meet() -> Line:
+            line = Line(listener.accept()[0])
+            assert line.hears(wire.from_application) == wire.Hello(engines=(E0,))
+            line.says(wire.Welcome(job=JOB, node=NODE))
+            return line
+
+        with ThreadPoolExecutor() as pool:
+            met = pool.submit(meet)
+            with threads:
+                line = met.result()
+                line.says(wire.Withdrawn(engine=E0, incarnation=1, number=7))
+                lost = line.hears(wire.from_application)
+                assert isinstance(lost, wire.LaunchFailed) and lost.number == 7
+                line.says(launch(8))
+                first = line.hears(wire.from_application)
+                assert isinstance(first, wire.Launched) and (first.number, asked) == (8, [1])
+                line.says(wire.Withdrawn(engine=E0, incarnation=1, number=8))
+                assert line.hears(wire.from_application) == first, "its answer may have been lost"
+                line.close()
+                line = meet()
+                assert line.hears(wire.from_application) == first
+                line.says(launch(9))
+                again = line.hears(wire.from_application)
+                assert isinstance(again, wire.Launched) and (again.number, asked) == (9, [1, 1])
+                line.close()
+
+
+async def test_an_answer_to_an_earlier_launch_of_the_incarnation_is_not_that_of_the_present_one(
+    server: Embedded, tmp_path: Path, stub_model: Path
+) -> None:
+    file = node_file(tmp_path / "state", delegated(stub_model))
+
+    def fills() -> Line:
+        with wire.door(file.state_path) as path:
+            channel = socket.socket(socket.AF_UNIX)
+            channel.connect(path)
+        line = Line(channel)
+        line.says(wire.Hello(engines=(E0,)))
+        assert isinstance(line.hears(wire.from_agent), wire.Welcome)
+        return line
+
+    def answers(line: Line) -> None:
+        launch = line.hears(wire.from_agent)
+        assert isinstance(launch, wire.Launch)
+        failed = wire.LaunchFailed(engine=E0, incarnation=1, number=launch.number - 1, detail="long ago")
+        line.says(failed)
+        line.says(msgspec.structs.replace(failed, number=launch.number, detail="just now"))
+
+    async with directing(file, server.url) as player:
+        line = await anyio.to_thread.run_sync(fills)
+        try:
+            await player.decide(player.start())
+            await anyio.to_thread.run_sync(answers, line)
+            failed = await player.wait(StartFailed)
+            assert "just now" in failed.detail
+        finally:
+            line.close()

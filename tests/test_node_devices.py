@@ -4,10 +4,13 @@ The port is held to one contract on each implementation: nvidia-ml-py on a libra
 driver, and on the driver itself where there is one.
 """
 
+import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -16,9 +19,9 @@ import pytest
 from relight.agents.adapters import nvml
 from relight.agents.adapters.nvml import Nvml
 from relight.agents.node import devices, lifecycle, proc
-from relight.agents.node.devices import Devices, DeviceUnknown, Memory
+from relight.agents.node.devices import Before, Devices, DeviceUnknown, Memory
 from relight.agents.node.errors import NotProven
-from relight.events.bus.embedded import Embedded
+from relight.events.bus.embedded import Embedded, free_port
 from relight.events.facts import EngineDead, EngineStarted, EngineStopped, NodeUp, StartFailed, StopFailed
 from relight.events.ids import EngineName
 from relight.events.values import Process
@@ -26,6 +29,7 @@ from tests import fake_nvml
 from tests.fake_nvml import Card
 from tests.node_support import (
     agent,
+    agent_process,
     alive,
     engine,
     kill,
@@ -85,27 +89,27 @@ async def test_memory_is_back_when_the_device_says_so_and_its_holder_is_named(
     kin: set[int] = set()
     memory = Memory(Nvml(fake_nvml.loaded(monkeypatch, card)), kin=lambda: kin)
     before = await memory.before(await memory.devices("0"))
-    assert await memory.proven_back(before, within_s=0) is True
+    assert await memory.proven_back(before, visible="0", within_s=0) is True
     with helper() as other, helper() as sidecar:
         card.hold(other, 9000)
         kin.add(other.pid)  # another engine of ours came meanwhile
-        assert await memory.proven_back(before, within_s=0) is True
+        assert await memory.proven_back(before, visible="0", within_s=0) is True
         card.hold(sidecar, 70_000)
         with pytest.raises(
             NotProven, match=rf"70000 MiB more .* pid {sidecar.pid} 70000 MiB \(.*sleep"
         ) as said:
-            await memory.proven_back(before, within_s=0)
+            await memory.proven_back(before, visible="0", within_s=0)
         assert said.value.cause == "memory" and str(other.pid) not in str(said.value)
         kill(sidecar)
-        assert await memory.proven_back(before, within_s=5) is True
+        assert await memory.proven_back(before, visible="0", within_s=5) is True
         card.lost = True
         with pytest.raises(NotProven, match="cannot be asked"):
-            await memory.proven_back(before, within_s=0)
+            await memory.proven_back(before, visible="0", within_s=0)
     card.lost, card.hidden = False, True
     with helper() as unseen:
         card.hold(unseen, 500)
         with pytest.raises(NotProven, match="no process that the driver names"):
-            await memory.proven_back(before, within_s=0)
+            await memory.proven_back(before, visible="0", within_s=0)
 
 
 async def test_a_driver_that_never_answers_holds_up_its_own_question_only(
@@ -123,9 +127,61 @@ async def test_a_driver_that_never_answers_holds_up_its_own_question_only(
             raise DeviceUnknown("lost")
 
     memory = Memory(Wedged(), kin=set)
-    assert await memory.devices(None) == ()
+    assert await memory.devices(None) == (devices.UNRESOLVED,)
     free.set()
-    assert await Memory(None, kin=set).proven_back((), within_s=1) is None
+    assert await Memory(None, kin=set).proven_back((), visible=None, within_s=1) is None
+
+
+async def test_memory_that_was_not_seen_before_is_back_only_when_nobody_else_is_on_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    card = Card("GPU-aa")
+    kin: set[int] = set()
+    memory = Memory(Nvml(fake_nvml.loaded(monkeypatch, card)), kin=lambda: kin)
+    card.lost = True
+    before = await memory.before(await memory.devices("0"))
+    card.lost = False
+    assert before == (Before("GPU-aa", None),)
+    with helper() as other, helper() as sidecar:
+        card.hold(other, 9000)
+        kin.add(other.pid)
+        assert await memory.proven_back(before, visible="0", within_s=0) is True
+        card.hold(sidecar, 70_000)
+        with pytest.raises(NotProven, match=rf"GPU-aa is held by pid {sidecar.pid} 70000 MiB .*not known"):
+            await memory.proven_back(before, visible="0", within_s=0)
+        card.hidden = True
+        assert await memory.proven_back(before, visible="0", within_s=0) is None, "somebody is not named"
+        card.hidden, card.lost = False, True
+        with pytest.raises(NotProven, match="cannot be asked"):
+            await memory.proven_back(before, visible="0", within_s=0)
+        card.lost = False
+        kill(sidecar)
+        assert await memory.proven_back(before, visible="0", within_s=5) is True
+
+
+async def test_devices_that_were_not_told_before_a_start_are_asked_for_at_the_proof(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    card, other = Card("GPU-aa"), Card("GPU-bb")
+    known = Nvml(fake_nvml.loaded(monkeypatch, card, other))
+    real = known.select
+
+    def wedged(_: str | None) -> tuple[str, ...]:
+        raise DeviceUnknown("wedged")
+
+    monkeypatch.setattr(known, "select", wedged)
+    memory = Memory(known, kin=set)
+    before = await memory.before(await memory.devices("0"))
+    assert before == (Before(devices.UNRESOLVED, None),)
+    assert await memory.proven_back(before, visible="0", within_s=0) is None
+    monkeypatch.setattr(known, "select", real)
+    with helper() as sidecar, helper() as elsewhere:
+        other.hold(elsewhere, 70_000)
+        assert await memory.proven_back(before, visible="0", within_s=0) is True
+        card.hold(sidecar, 70_000)
+        with pytest.raises(NotProven, match=f"pid {sidecar.pid}"):
+            await memory.proven_back(before, visible="0", within_s=0)
+    assert await memory.proven_back(before, visible="", within_s=0) is None, "it has no device"
 
 
 async def test_an_engine_whose_memory_is_pinned_stays_fenced_and_no_other_starts_on_its_device(
@@ -188,3 +244,44 @@ async def test_engines_of_one_device_start_one_after_another(
             shared = sorted(stat.start for stat in (began[names[0]], began[names[1]]) if stat)
             assert len(up) == 3 and (shared[1] - shared[0]) / proc.TICKS_A_SECOND >= 0.5
             tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("named", [True, False])
+async def test_an_engine_that_no_record_speaks_of_is_proven_with_its_port_and_its_devices(
+    server: Embedded, tmp_path: Path, stub_model: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    monkeypatch.setattr(lifecycle, "LEAST_S", 0.3)
+    card = Card("GPU-aa")
+    known = Nvml(fake_nvml.loaded(monkeypatch, card))
+    port = free_port()
+    env = {"CUDA_VISIBLE_DEVICES": "0"} if named else {}
+    file = node_file(tmp_path / "state", engine(stub_model, port=port, env=env))
+    with swept(file), helper() as sidecar:
+        async with playing(server.url) as player:
+            with agent_process(file, server.url, tmp_path / "node.json"):
+                await player.wait(NodeUp)
+                started = await player.ask(EngineStarted, player.start())
+            for process in started.processes:
+                kill(process)
+            shutil.rmtree(file.state_path)
+            card.hold(sidecar, 10_000)
+            async with anyio.create_task_group() as tasks:
+
+                async def serve() -> None:
+                    await agent.serve(file, bus_url=server.url, devices=known)
+
+                tasks.start_soon(serve)
+                await player.wait(NodeUp)
+                stop = partial(player.stop, processes=started.processes, seconds=0.3)
+                with socket.create_server(("127.0.0.1", port)):
+                    failed = await player.ask(StopFailed, stop())
+                    assert failed.cause == "port" and str(port) in failed.detail
+                if named:
+                    failed = await player.ask(StopFailed, stop())
+                    assert failed.cause == "memory" and f"pid {sidecar.pid}" in failed.detail
+                    kill(sidecar)
+                proof = (await player.ask(EngineStopped, stop())).proof
+                assert set(started.processes) <= set(proof.processes)
+                assert (proof.port, proof.port_free) == (port, True)
+                assert proof.memory_back is (True if named else None), "it may have had another device"
+                tasks.cancel_scope.cancel()

@@ -15,8 +15,17 @@ from relight.agents.node import evidence, proc
 from relight.agents.node.config import NodeFile
 from relight.events import codec
 from relight.events.bus.embedded import Embedded
-from relight.events.facts import EngineDead, EngineStarted, EngineStopped, Healthy, NodeUp
-from relight.events.version import BASE
+from relight.events.decisions import Decision
+from relight.events.facts import (
+    EngineDead,
+    EngineStarted,
+    EngineStopped,
+    Healthy,
+    NodeUp,
+    StartFailed,
+    WeightsFailed,
+)
+from relight.events.version import BASE, Version
 from tests.node_support import (
     alive,
     directing,
@@ -27,6 +36,7 @@ from tests.node_support import (
     record,
     role,
     swept,
+    write_snapshot,
 )
 
 pytestmark = pytest.mark.anyio
@@ -132,3 +142,65 @@ async def test_an_engine_that_has_ended_is_not_looked_at(
         await player.ask(EngineStopped, player.stop())
         assert not (file.state_path / "engines/e0/1/evidence").exists()
     assert msgspec.structs.asdict(file.engines[0])["evidence"]
+
+
+LOOKS = ("sh", "-c", 'cat /proc/$0/stat; echo "all $1"', "{pid}", "{pids}")
+
+
+def _looks(file: NodeFile) -> list[str]:
+    """What was seen of the first incarnation, a line each."""
+    path = file.state_path / "engines/e0/1/evidence"
+    return [line for line in path.read_text().splitlines() if line[0] not in "$["] if path.exists() else []
+
+
+async def test_a_start_that_stands_still_is_looked_at_before_it_is_killed(
+    server: Embedded, tmp_path: Path, stub_model: Path
+) -> None:
+    file = node_file(tmp_path / "state", engine(stub_model, "--slow-start-s", "60", evidence=LOOKS))
+    async with directing(file, server.url) as player:
+        failed = await player.ask(StartFailed, player.start(seconds=2))
+        assert failed.cause == "deadline"
+        stat, pids = _looks(file)
+        gone = {str(process.pid) for process in failed.proof.processes}
+        assert stat.split()[0] in gone and set(pids.removeprefix("all ").split(",")) <= gone
+
+
+@pytest.mark.parametrize("step", ["load", "proof"])
+async def test_a_load_or_a_proof_that_hangs_until_its_deadline_is_looked_at_before_the_kill(
+    server: Embedded, tmp_path: Path, stub_model: Path, step: str
+) -> None:
+    uri, digest = write_snapshot(tmp_path / "w1", Version(7, 1), seed=1)
+    file = node_file(tmp_path / "state", engine(stub_model, evidence=LOOKS))
+    async with directing(file, server.url) as player:
+        started = await player.ask(EngineStarted, player.start())
+        core = role(file, "core")
+        if step == "load":
+            await knobs(started, reload="hang")
+            order: Decision = player.load(Version(7, 1), uri, digest, seconds=2)
+        else:
+            await knobs(started, freeze_after_tokens=0)
+            order = player.verify(BASE, seconds=2)
+        assert (await player.ask(WeightsFailed, order)).touched
+        await player.ask(EngineStopped, player.stop())
+        stat, pids = _looks(file)
+        assert stat.startswith(f"{core.pid} (")
+        assert pids == f"all {','.join(str(each.pid) for each in started.processes)}"
+        assert not player.seen(EngineDead)
+
+
+@pytest.mark.parametrize("late", [True, False])
+async def test_a_stop_at_the_deadline_of_what_it_interrupts_finds_a_hang_and_an_earlier_one_does_not(
+    server: Embedded, tmp_path: Path, stub_model: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    uri, digest = write_snapshot(tmp_path / "w1", Version(7, 1), seed=1)
+    file = node_file(tmp_path / "state", engine(stub_model, evidence=LOOKS))
+    if late:
+        monkeypatch.setattr(evidence, "LATE_S", WITHIN_S + 5.0)
+    async with directing(file, server.url) as player:
+        started = await player.ask(EngineStarted, player.start())
+        await knobs(started, reload="hang")
+        await player.decide(player.load(Version(7, 1), uri, digest))
+        while record(file).load is None:
+            await player.job.pulses()
+        await player.ask(EngineStopped, player.stop())
+        assert len(_looks(file)) == (2 if late else 0)

@@ -111,6 +111,7 @@ class Agent:
         self._bus = bus
         self._job: JobBus = bus.job(file.job)
         self._source = agent_source(file.node)
+        self._follows = False
         self._outbox = FileOutbox(store.directory, collapse=self._node_up, source=self._source)
         self._publisher = Publisher(self._job, self._outbox, source=self._source, boot=store.boot)
         self._tenants = tenants
@@ -126,6 +127,7 @@ class Agent:
             http=http,
             clock=bus.clock,
             say=self._say,
+            follows=lambda: self._follows,
             ports=holdings.ports,
             memory=Memory(devices, kin=holdings.pids),
             delegated=ByApplication(self._desk, owner_of=holdings.owner_of) if self._desk else None,
@@ -220,11 +222,13 @@ class Agent:
             match await follower.next():
                 case Synced(snapshot=snapshot, why=why):
                     await self._synced(snapshot, why)
+                    self._follows = True
                 case Decided(decision=decision):
                     self._decided(decision)
                 case Noted(entry=entry):
                     self._noted(entry)
                 case Away(reason=reason):
+                    self._follows = False
                     log.warning("the bus is away; engines serve on reason=%s", reason)
                 case _:
                     pass
@@ -241,10 +245,25 @@ class Agent:
             await self._enrol()
         if why != "gap" or is_called_silent(snapshot, self._node):
             self._publisher.say(self._node_up())
+        self._lend_again(snapshot)
         for state in snapshot.engines.values():
             for order in (state.intent, *(left.intent for left in state.left)):
                 if order is not None and order.epoch >= snapshot.epoch:
                     self._decided(order)  # one of an older epoch is asked for again, not obeyed
+
+    def _lend_again(self, snapshot: Snapshot) -> None:
+        """Those that the open sync still waits for may be in the middle of a push, whose order has gone by.
+
+        Of whatever epoch: a sync stays open when another orchestrator takes over.
+        """
+        sync = snapshot.meta.sync if snapshot.meta is not None else None
+        if sync is None:
+            return
+        self._store.raise_run(sync.order.run)
+        for name in sync.pending:
+            pulls = isinstance(snapshot.engines[name].intent, LoadWeights | VerifyEngine)
+            if name in self._slots and not pulls:
+                self._slots[name].lease(sync.order)
 
     def _noted(self, entry: Entry) -> None:
         """Not silent at all, only cut off or stopped for a while: what is true is said again."""

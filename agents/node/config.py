@@ -4,6 +4,7 @@ Whatever is wrong with it is found before anything is started: a UsageError of o
 path inside the file and the value there.
 """
 
+import logging
 import os
 import re
 import shutil
@@ -18,6 +19,8 @@ from relight.agents.node import parts
 from relight.events import toml
 from relight.events.errors import UsageError
 from relight.events.ids import EngineName, JobName, NodeName, engine_name, job_name, node_name
+
+log = logging.getLogger(__name__)
 
 PLACEHOLDERS = ("{port}", "{weights}", "{incarnation}", "{head}", "{part}", "{parts}")
 DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
@@ -59,7 +62,8 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     launcher: Literal["process", "delegated"] = "process"
     """Who starts it: the agent, or the application."""
     how: tuple[Literal["fork", "cold"], ...] = ("cold",)
-    """Ways to start it, the preferred one first."""
+    """Ways to start it, the preferred one first. Every start is cold so far: what else stands here is passed
+    over with a warning where the file is read."""
     port: int | None = None
     """A port that stays across incarnations; none takes a free one each time."""
     model: str | None = None
@@ -67,8 +71,8 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     cache_dir: str | None = None
     """Directory for compilation caches that outlive an incarnation."""
     evidence: tuple[str, ...] = ()
-    """Command that looks at a hung engine before it is killed, for at most 10 s; its output is kept beside
-    the log. `{pid}` is its core's process, `{pids}` all of its processes, by commas."""
+    """Command that looks at a hung engine, start, load or proof before the kill, for at most 10 s; its output
+    is kept beside the log. `{pid}` is its core's process, `{pids}` all of its processes, by commas."""
     after_start: tuple[Call, ...] = ()
     """Calls made once it is up, before it is paused."""
     kv: Literal["reset", "keep", "recompute"] = "reset"
@@ -202,7 +206,9 @@ def _check_name(name: Callable[[str], str], text: str, at: str) -> None:
 
 def _check_engine(engine: Engine, at: str) -> None:
     if "cold" not in engine.how:
-        raise UsageError(f"{at}how {list(engine.how)} is not supported yet without 'cold'")
+        raise UsageError(f"{at}how {list(engine.how)} is not supported: 'cold' must be among them")
+    if others := [way for way in engine.how if way != "cold"]:
+        log.warning("only cold starts are supported, others are passed over at=%show others=%s", at, others)
     parts.check(engine, at)
     words = (*engine.command, *engine.env.values())
     if engine.launcher == "process":
@@ -250,6 +256,11 @@ def _check_model(engine: Engine, at: str) -> None:
 def device(engine: Engine) -> str | None:
     """The device or devices that the engine's own `env` gives it; None where it names none."""
     return next((engine.env[name] for name in DEVICES if engine.env.get(name)), None)
+
+
+def visible_devices(engine: Engine) -> str | None:
+    """The value of CUDA_VISIBLE_DEVICES that the engine's own `env` gives it."""
+    return engine.env.get(DEVICES[0])
 
 
 def base_model(engine: Engine) -> Path | None:

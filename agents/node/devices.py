@@ -2,7 +2,8 @@
 
 Memory may stay when every process is gone: a helper that mapped it pins it, and the driver gives it back
 late. So the measure is the device itself: as much in use as before the start, less what the agent's other
-engines hold. What cannot be asked is unknown, and unknown is no proof.
+engines hold. Where that was not told before the start, nobody else may hold anything there now. What cannot
+be asked is unknown, and unknown is no proof.
 """
 
 import logging
@@ -24,6 +25,10 @@ T = TypeVar("T")
 
 SLACK_MIB = 200.0
 """More in use than before by less than this is nobody's: a bare CUDA context is 300 and more."""
+IDLE_MIB = 1024.0
+"""What a driver takes at most of a device that nobody uses; with more in use, somebody is not named."""
+UNRESOLVED = ""
+"""In place of a uuid: which devices an engine has was not told. That is not the same as none."""
 ASK_S = 5.0
 """For one answer of the driver, which gives one in milliseconds; a wedged one gives none."""
 POLL_S = 0.05
@@ -56,6 +61,15 @@ class Before(NamedTuple):
     """In use by others than this agent's engines; none where it was not told."""
 
 
+class _Seen(NamedTuple):
+    """One look at a device that is to be proven free."""
+
+    held: str | None
+    """What is not back, and who holds it."""
+    told: bool = True
+    """Whether it could be known that all is back."""
+
+
 class Devices(Protocol):
     """Whoever knows this machine's devices. Calls may block."""
 
@@ -78,7 +92,8 @@ class Memory:
         self._turns: dict[str, anyio.Lock] = {}
 
     async def devices(self, visible: str | None) -> tuple[str, ...]:
-        """The devices that a value of CUDA_VISIBLE_DEVICES means; none where there is none to ask."""
+        """The devices that a value of CUDA_VISIBLE_DEVICES means; none where there is none to ask, and
+        `UNRESOLVED` where the driver does not tell."""
         if self._devices is None:
             return ()
         devices = self._devices
@@ -86,7 +101,7 @@ class Memory:
             return await _told(lambda: devices.select(visible))
         except DeviceUnknown as error:
             log.warning("the devices of an engine are not known error=%s", error)
-            return ()
+            return (UNRESOLVED,)
 
     async def before(self, uuids: Iterable[str]) -> tuple[Before, ...]:
         """These devices as they are, an engine being about to be started on them."""
@@ -94,6 +109,8 @@ class Memory:
         return tuple([await self._as_it_is(devices, uuid) for uuid in uuids]) if devices else ()
 
     async def _as_it_is(self, devices: Devices, uuid: str) -> Before:
+        if uuid == UNRESOLVED:
+            return Before(uuid, None)
         try:
             return Before(uuid, self._others(await _told(lambda: devices.look(uuid))))
         except DeviceUnknown as error:
@@ -108,37 +125,59 @@ class Memory:
                 await stack.enter_async_context(self._turns.setdefault(uuid, anyio.Lock()))
             yield
 
-    async def proven_back(self, before: tuple[Before, ...], *, within_s: float) -> bool | None:
-        """True once all of it is back; None where there is no device to ask. Raises NotProven.
+    async def proven_back(
+        self, before: tuple[Before, ...], *, visible: str | None, within_s: float
+    ) -> bool | None:
+        """True once all of it is back; None where there is no device to ask, or it cannot be known.
 
-        To be called when every process of the incarnation is gone.
+        To be called when every process of the incarnation is gone. `visible`: the value of
+        CUDA_VISIBLE_DEVICES by which unresolved devices are asked for again. Raises NotProven.
         """
         devices = self._devices
+        if devices is not None and UNRESOLVED in (each.uuid for each in before):
+            before = await self.before_unseen(visible)
         if devices is None or not before:
             return None
         deadline = monotonic_ms() + within_s * 1000.0
+        told = True
         for each in before:
-            while held := await self._held(devices, each):
+            while (seen := await self._seen(devices, each)).held:
                 if monotonic_ms() >= deadline:
-                    raise NotProven("memory", held)
+                    raise NotProven("memory", seen.held)
                 await anyio.sleep(POLL_S)
-        return True
+            told = told and seen.told
+        return True if told else None
 
-    async def _held(self, devices: Devices, before: Before) -> str | None:
-        """What of the device's memory is not back, and who holds it; None when all is."""
+    async def before_unseen(self, visible: str | None) -> tuple[Before, ...]:
+        """The devices of an engine before whose start nobody looked at them."""
+        return tuple(Before(uuid, None) for uuid in await self.devices(visible))
+
+    async def _seen(self, devices: Devices, before: Before) -> _Seen:
+        if before.uuid == UNRESOLVED:
+            return _Seen(None, told=False)
         try:
             device = await _told(lambda: devices.look(before.uuid))
         except DeviceUnknown as error:
-            return str(error)
-        if before.mib is None:
-            return None
-        more = self._others(device) - before.mib
-        if more <= SLACK_MIB:
-            return None
+            return _Seen(str(error))
         kin = set(self._kin())
-        strange = [use for use in device.uses if use.pid not in kin]
-        holders = "; ".join(map(_named, strange)) or "no process that the driver names"
-        return f"device {before.uuid} has {more:.0f} MiB more in use than before its start, held by {holders}"
+        holders = "; ".join(_named(use) for use in device.uses if use.pid not in kin)
+        others = self._others(device)
+        if before.mib is None:
+            if holders:
+                unknown = "what was in use before its start is not known"
+                return _Seen(f"device {before.uuid} is held by {holders}, and {unknown}")
+            if others > IDLE_MIB:
+                log.warning(
+                    "whether device memory is back is not known uuid=%s mib=%.0f", before.uuid, others
+                )
+            return _Seen(None, told=others <= IDLE_MIB)
+        more = others - before.mib
+        if more <= SLACK_MIB:
+            return _Seen(None)
+        holders = holders or "no process that the driver names"
+        return _Seen(
+            f"device {before.uuid} has {more:.0f} MiB more in use than before its start, held by {holders}"
+        )
 
     def _others(self, device: Device) -> float:
         """MiB in use by others than this agent's engines."""

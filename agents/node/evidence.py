@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 SECONDS = 10.0
 """Longest run: so much later the engine is killed at the latest."""
+LATE_S = 1.0
+"""So long before its deadline a step counts as hung: whoever gave the deadline acts on it at that moment."""
 MARGIN_S = 2.0
 """For the helper to end its command."""
 LIMIT_BYTES = 4 << 20
@@ -25,22 +27,25 @@ LIMIT_BYTES = 4 << 20
 _PROGRAM = Path(__file__).with_name("bounded.py")
 
 
-def gather(owned: Owned) -> Helper | None:
-    """Begin to ask; None where the node file has no command."""
-    if not owned.config.evidence or owned.tree is None:
-        return None
+def begin(owned: Owned) -> None:
+    """Begin to ask, where the node file has a command and something lives that hangs and does not end."""
+    if not owned.config.evidence or not owned.living or owned.ending:
+        return
+    if owned.evidence is not None:
+        if owned.evidence.runs:
+            return
+        owned.evidence.close()
     path = owned.log_path.with_name("evidence")
     command = [environ.filled(word, _words(owned)) for word in owned.config.evidence]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        helper = Helper(
+        owned.evidence = Helper(
             _PROGRAM, [str(path), str(LIMIT_BYTES), str(SECONDS), *command], env=environ.cleaned(os.environ)
         )
     except OSError as error:
         log.warning("no evidence could be taken engine=%s error=%s", owned.name, error)
-        return None
+        return
     log.info("evidence is taken engine=%s.%d path=%s", owned.name, owned.record.incarnation, path)
-    return helper
 
 
 async def gathered(owned: Owned) -> None:

@@ -4,11 +4,15 @@ They are known by the tag, which an agent of the same job and state directory ca
 the orchestrator remembers. An identity that the orchestrator names but that bears no mark is never killed.
 """
 
+import logging
 import os
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
+import msgspec
+
 from relight.agents.node import launch, marks, proc, shm, sockets, stop
+from relight.agents.node.config import visible_devices
 from relight.agents.node.errors import NotProven
 from relight.agents.node.marks import Marks
 from relight.agents.node.owned import Owned
@@ -16,9 +20,12 @@ from relight.agents.node.proc import Liveness
 from relight.agents.node.record import Member
 from relight.agents.node.stop import Remains
 from relight.agents.node.tree import Exit, Tree
+from relight.events.bus.clock import monotonic_ms
 from relight.events.decisions import LoadWeights
 from relight.events.schema import EngineState
-from relight.events.values import Process, Proof
+from relight.events.values import Phase, Process, Proof
+
+log = logging.getLogger(__name__)
 
 
 def marks_of(owned: Owned, incarnation: int, processes: Iterable[Process]) -> Marks:
@@ -36,9 +43,16 @@ def marks_of(owned: Owned, incarnation: int, processes: Iterable[Process]) -> Ma
 
 
 async def prove_gone(owned: Owned, incarnation: int, named: Iterable[Process], *, within_s: float) -> Proof:
-    """Stop and prove an incarnation of which there is no record. Raises NotProven."""
+    """Stop and prove an incarnation of which there is no record. Raises NotProven.
+
+    Its ports are those on which it still listens, and the slot's own where that stays across incarnations.
+    """
+    began = monotonic_ms()
     named = tuple(named)
-    found = tuple(owned.family().get(incarnation, ()))
+    family = owned.family()
+    found = tuple(family.get(incarnation, ()))
+    alone = owned.record.phase == "absent" and not family.keys() - {incarnation}
+    literal = {owned.config.port} if owned.config.port is not None and alone else set[int]()
     tree = Tree(marks_of(owned, incarnation, (*found, *named)), _unwatched)
     try:
         tree.find()
@@ -47,19 +61,33 @@ async def prove_gone(owned: Owned, incarnation: int, named: Iterable[Process], *
         living = tree.living
         remains = Remains(
             tree,
-            tuple(sorted(sockets.listening_ports(process.pid for process in living))),
+            tuple(sorted(literal | sockets.listening_ports(process.pid for process in living))),
             tree.marks.tmpdir,
             frozenset(shm.mapped_by(living, since_ns=0)),
         )
         proof = await stop.prove_gone(remains, within_s=within_s)
     finally:
         tree.close()
-    return Proof(
+    memory_back = await _memory_back(owned, within_s=max(1.0, within_s - proof.took_ms / 1000.0))
+    return msgspec.structs.replace(
+        proof,
         processes=tuple({*proof.processes, *named}),
-        port=proof.port,
-        port_free=True,
-        took_ms=proof.took_ms,
+        memory_back=memory_back,
+        took_ms=monotonic_ms() - began,
     )
+
+
+async def _memory_back(owned: Owned, *, within_s: float) -> bool | None:
+    """As far as it can be known: nobody has told which devices it had, if its own entry names none."""
+    memory, visible = owned.shared.memory, visible_devices(owned.config)
+    before = await memory.before_unseen(visible)
+    try:
+        return await memory.proven_back(before, visible=visible, within_s=within_s)
+    except NotProven as error:
+        if visible is not None:
+            raise
+        log.warning("whether its device memory is back is not known engine=%s error=%s", owned.name, error)
+        return None
 
 
 def _check_named(tree: Tree, process: Process) -> None:
@@ -98,6 +126,7 @@ def recall(owned: Owned, state: EngineState) -> bool:
         incarnation=incarnation,
         phase="up",
         dead=False,
+        paused=state.phase not in (Phase.SERVING, Phase.DRAINING),
         tag=marked.tag,
         tmpdir=marked.tmpdir,
         leader=marked.leader,

@@ -40,6 +40,11 @@ class Helper:
         self._ended = anyio.Event()
         asyncio.get_running_loop().add_reader(self._fd, self._reap)
 
+    @property
+    def runs(self) -> bool:
+        """Whether it has not ended yet."""
+        return not self._ended.is_set()
+
     async def ended(self) -> None:
         """Return when it has ended. The caller gives the deadline."""
         await self._ended.wait()

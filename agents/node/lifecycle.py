@@ -23,6 +23,8 @@ LEAST_S = 5.0
 """For a stop whose deadline has passed: it is tried all the same."""
 MAY_BE_ITS_DEVICE = ("canary", "deadline", "device-busy", "exit", "stalled")
 """Causes of a failed start that a broken device brings about; a taken port or absent weights is none."""
+HANGS = ("deadline", "stalled")
+"""Causes of a failed start whose processes may live and stand still."""
 PROOF_S = 30.0
 """For a proof that no decision bounds: after a failed start, at an adoption, at the agent's end."""
 
@@ -67,6 +69,7 @@ async def _clear(owned: Owned, incarnation: int) -> Proof | None:
     Raises NotProven.
     """
     if owned.record.phase != "absent":
+        await evidence.gathered(owned)
         await stop.prove_present_gone(owned, grace_s=0, within_s=PROOF_S)
         owned.save(phase="absent")
     await launcher.of(owned).withdraw(owned, within_s=PROOF_S)
@@ -84,6 +87,9 @@ async def failed(owned: Owned, error: StartFailure, order: StartEngine) -> None:
     log.warning(
         "start failed engine=%s.%d log=%s error=%s", owned.name, order.incarnation, owned.log_path, error
     )
+    if error.cause in HANGS:
+        evidence.begin(owned)
+    await evidence.gathered(owned)
     try:
         with unproven():
             proof = await stop.prove_present_gone(owned, grace_s=0, within_s=PROOF_S)

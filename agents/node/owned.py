@@ -55,6 +55,8 @@ class Shared(NamedTuple):
     http: aiohttp.ClientSession
     clock: BusClock
     say: Callable[[Fact], None]
+    follows: Callable[[], bool]
+    """Whether decisions are followed now: only then is it known what is lent to a trainer."""
     ports: "Callable[[], set[int]]"
     """Ports that no new incarnation may take."""
     memory: Memory

@@ -79,6 +79,8 @@ class Slot:
                     self.owned.drain.cancel()
                 return
             self._pending.clear()
+            if self._hung():
+                evidence.begin(self.owned)
             self._interrupt()
         elif command == self._running:
             return
@@ -98,6 +100,20 @@ class Slot:
         if foundlings.recall(self.owned, state):
             log.info("recalled engine=%s.%d", self.owned.name, state.incarnation)
             await self._ask_paused()
+
+    def _hung(self) -> bool:
+        """Whether what a stop interrupts had its time: the orchestrator reads the same deadlines."""
+        owned = self.owned
+        match self._running:
+            case StartEngine(deadline=deadline):
+                late = owned.record.phase == "starting"
+            case LoadWeights(deadline=deadline):
+                late = owned.up and owned.record.load is not None
+            case VerifyEngine(deadline=deadline):
+                late = owned.up
+            case _:
+                return False
+        return late and owned.seconds_until(deadline) <= evidence.LATE_S
 
     def _interrupt(self) -> None:
         if self._scope is not None and not isinstance(self._running, StopEngine):
@@ -181,12 +197,16 @@ class Slot:
             await self._ask_paused()
 
     async def _ask_paused(self) -> None:
-        """What the record cannot know: an agent may die between a call and its note."""
+        """What the record cannot know: an agent may die between its resume and the note of that.
+
+        A pause is noted before it is made: one that the record does not know is not ours.
+        """
         owned = self.owned
-        if owned.config.part:
+        if owned.config.part or not owned.record.paused:
             return
         try:
-            owned.save(paused=await owned.client.is_paused(within_s=ASK_S))
+            if not await owned.client.is_paused(within_s=ASK_S):
+                owned.save(paused=False)
         except (EngineUnreachable, EngineRefused) as error:
             log.warning("adopted, and it does not answer engine=%s error=%s", owned.name, error)
 
@@ -249,6 +269,6 @@ class Slot:
             *(owned.name, owned.record.incarnation, verdict.cause.value, verdict.detail),
         )
         if verdict.cause is Cause.STALL:
-            owned.evidence = evidence.gather(owned)
+            evidence.begin(owned)
         owned.save_soon(dead=True)
         self._interrupt()

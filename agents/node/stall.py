@@ -153,7 +153,10 @@ class Watchman:
     def _note_paused(self, paused: bool) -> None:
         """A pause that is not ours and that no lease covers has outlived its owner."""
         record = self._owned.record
-        self._paused_answers = self._paused_answers + 1 if paused and not record.paused else 0
+        foreign = self._paused_answers + 1 if paused and not record.paused else 0
+        if foreign == 2 and (_now() < self.leased_until_s or not self._owned.shared.follows()):
+            return
+        self._paused_answers = foreign
         if self._paused_answers == 2:
             self._owned.shared.say(PauseExpired(engine=record.engine, incarnation=record.incarnation))
 

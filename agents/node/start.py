@@ -23,7 +23,7 @@ from relight.agents.node import (
     stillbirth,
     stop,
 )
-from relight.agents.node.config import DEVICES, device, takes_weights
+from relight.agents.node.config import device, takes_weights, visible_devices
 from relight.agents.node.errors import StartFailure
 from relight.agents.node.launcher import First
 from relight.agents.node.owned import Owned
@@ -88,6 +88,7 @@ async def _start(owned: Owned, order: StartEngine, began: float) -> None:
             why = "another port is tried" if taken else "a reload has spoilt its weights"
             log.info("it is started once more: %s engine=%s port=%d", why, owned.name, owned.record.port)
             await stop.prove_present_gone(owned, grace_s=0, within_s=30.0)
+            launcher.of(owned).ended(owned, order.incarnation, error.detail)
     owned.look_around()
     seconds = (monotonic_ms() - began) / 1000.0
     owned.save(phase="up", seconds=seconds, good_start_s=seconds, paused=owned.config.part == 0)
@@ -121,7 +122,7 @@ async def _on_its_devices(owned: Owned, order: StartEngine) -> None:
     """Bring it up alone on its devices, whose memory is looked at before."""
     memory = owned.shared.memory
     owned.stage = "another engine takes memory on its device"
-    devices = await memory.devices(owned.config.env.get(DEVICES[0]))
+    devices = await memory.devices(visible_devices(owned.config))
     async with memory.turn(devices):
         owned.save(devices=await memory.before(devices))
         await _bring_up(owned, order)

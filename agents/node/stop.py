@@ -13,6 +13,7 @@ import anyio
 import msgspec
 
 from relight.agents.node import launch, launcher, ports, proc, shm
+from relight.agents.node.config import visible_devices
 from relight.agents.node.errors import NotProven
 from relight.agents.node.owned import Owned
 from relight.agents.node.shm import Segment
@@ -89,7 +90,9 @@ async def prove_present_gone(owned: Owned, *, grace_s: float, within_s: float) -
         grace = owned.grace = anyio.CancelScope(deadline=anyio.current_time() + grace_s)
     proof = await prove_gone(remains, grace=grace, within_s=within_s)
     left_s = max(1.0, within_s - proof.took_ms / 1000.0)
-    memory_back = await owned.shared.memory.proven_back(record.devices, within_s=left_s)
+    memory_back = await owned.shared.memory.proven_back(
+        record.devices, visible=visible_devices(owned.config), within_s=left_s
+    )
     proof = msgspec.structs.replace(proof, memory_back=memory_back, took_ms=monotonic_ms() - began)
     if not ours and record.port is not None:  # it never listened there, so another may
         proof = msgspec.structs.replace(proof, port=record.port, port_free=ports.bindable(record.port))

@@ -13,6 +13,7 @@ import msgspec
 from relight.agents import snapshot
 from relight.agents.adapters.vllm import EngineRefused, EngineUnreachable
 from relight.agents.node import canary, content
+from relight.agents.node.evidence import begin as take_evidence
 from relight.agents.node.owned import Owned
 from relight.events.decisions import VerifyEngine
 from relight.events.errors import RelightError
@@ -39,6 +40,8 @@ async def verify(owned: Owned, order: VerifyEngine) -> None:
         with anyio.fail_after(owned.seconds_until(order.deadline, at_least=0.0)):
             fact = await _verify(owned, order)
     except (TimeoutError, EngineRefused, EngineUnreachable, _Unproven) as error:
+        if isinstance(error, TimeoutError):
+            take_evidence(owned)
         await owned.death_goes_first()
         await _pause_again(owned)
         text = str(error) or "the proof's deadline passed"

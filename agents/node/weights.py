@@ -10,7 +10,7 @@ import anyio
 
 from relight.agents import snapshot
 from relight.agents.adapters.vllm import EngineRefused, EngineUnreachable, gave_memory_up
-from relight.agents.node import content, model
+from relight.agents.node import content, evidence, model
 from relight.agents.node.config import starts_empty
 from relight.agents.node.owned import Owned
 from relight.agents.node.shapes import keep_shapes, misfit
@@ -41,6 +41,8 @@ async def load(owned: Owned, order: LoadWeights) -> None:
                 await _load(owned, order)
     except TimeoutError:
         failed = _Failed("the load's deadline passed", touched=owned.record.load is not None)
+        if failed.touched:
+            evidence.begin(owned)
     except _Failed as error:
         failed = error
     else:

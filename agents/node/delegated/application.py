@@ -81,6 +81,14 @@ class Started(NamedTuple):
     """Whether it starts on the order's `weights`."""
 
 
+class _Pending(NamedTuple):
+    """An order whose function runs."""
+
+    withdrawn: threading.Event
+    number: int
+    """Of the launch that its answer is for."""
+
+
 Start = Callable[[Order], Started | Iterable[int]]
 Key = tuple[EngineName, int]
 
@@ -98,7 +106,7 @@ def delegate(
     `Order` in a thread of its own, it returns the pids (or `Started`) as soon as the processes live, without
     waiting until they serve. What it raises is told as a failed start. `ended(engine, incarnation, why)` is
     called once an incarnation is proven gone: its processes can be reaped then. Nothing may start it again
-    but another order.
+    but another order, which may be for the same incarnation where its start is tried once more.
 
     Raises UsageError, and on entry UsageError where the agent refuses this process, or AgentUnreachable
     where none answers within `connect_s`.
@@ -126,7 +134,7 @@ class Delegate:
         self._connect_s = connect_s
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
-        self._pending: dict[Key, threading.Event] = {}
+        self._pending: dict[Key, _Pending] = {}
         self._answers: dict[Key, Launched | LaunchFailed] = {}
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="relight-delegate", daemon=True)
@@ -223,9 +231,7 @@ class Delegate:
             case Launch():
                 self._launch(said)
             case Withdrawn():
-                with self._lock:
-                    if withdrawn := self._pending.get((said.engine, said.incarnation)):
-                        withdrawn.set()
+                self._withdraw(said)
             case Ended():
                 with self._lock:
                     self._answers.pop((said.engine, said.incarnation), None)
@@ -234,14 +240,36 @@ class Delegate:
             case Welcome() | Refused():
                 log.warning("the agent greets twice")
 
+    def _withdraw(self, said: Withdrawn) -> None:
+        """Tell the function that runs; where none does, the answer: its launch may be lost, or the answer."""
+        key = (said.engine, said.incarnation)
+        with self._lock:
+            if pending := self._pending.get(key):
+                pending.withdrawn.set()
+                return
+            answer = self._answers.get(key)
+            if answer is not None and said.number in (0, answer.number):
+                self._send(answer)
+            elif said.number:
+                self._send(
+                    LaunchFailed(
+                        engine=said.engine,
+                        incarnation=said.incarnation,
+                        number=said.number,
+                        detail="it was withdrawn before it was asked for",
+                    )
+                )
+
     def _launch(self, launch: Launch) -> None:
+        """Start what is asked for: the agent asks again only once it has proven the last one gone."""
         key = (launch.engine, launch.incarnation)
         with self._lock:
-            if key in self._pending or key in self._answers:
+            if pending := self._pending.get(key):
+                self._pending[key] = pending._replace(number=launch.number)
                 return
             order = _order(launch)
-            self._pending[key] = order.withdrawn
-            for older in [each for each in self._answers if each[0] == key[0] and each[1] < key[1]]:
+            self._pending[key] = _Pending(order.withdrawn, launch.number)
+            for older in [each for each in self._answers if each[0] == key[0] and each[1] <= key[1]]:
                 del self._answers[older]
         threading.Thread(target=self._start, args=(order, key), name=f"relight-{key}", daemon=True).start()
 
@@ -253,7 +281,7 @@ class Delegate:
             log.warning("a start failed engine=%s.%d", *key, exc_info=True)
             told = LaunchFailed(engine=key[0], incarnation=key[1], detail=f"{type(error).__name__}: {error}")
         with self._lock:
-            del self._pending[key]
+            told = msgspec.structs.replace(told, number=self._pending.pop(key).number)
             self._answers[key] = told
             self._send(told)
 

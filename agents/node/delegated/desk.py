@@ -11,6 +11,7 @@ import socket
 import struct
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
 import msgspec
@@ -76,6 +77,18 @@ class Application:
         self._changed()
 
 
+class Owing(NamedTuple):
+    """A launch that is not answered yet."""
+
+    application: Application
+    number: int
+    """The launch's own; 0 where only the application knows it."""
+
+    def is_answered_by(self, said: Answer) -> bool:
+        """Whether `said` is of this launch and not of an earlier one of the same incarnation."""
+        return said.number == self.number or 0 in (said.number, self.number)
+
+
 class Desk:
     """All applications of one agent."""
 
@@ -88,8 +101,8 @@ class Desk:
         self._known: dict[Process, Application] = {}
         self._fillers: dict[EngineName, Application] = {}
         self._changed = anyio.Event()
-        self.owed: dict[Key, Application] = {}
-        """Launches without an answer, by whose answer they are."""
+        self.owed: dict[Key, Owing] = {}
+        """Launches without an answer."""
         self.answers: dict[Key, Answer] = {}
         """Answers that nobody has taken yet."""
 
@@ -104,7 +117,7 @@ class Desk:
 
     def know(self, process: Process) -> Application:
         """The application that this process is, or was."""
-        owing = set(map(id, self.owed.values()))
+        owing = {id(owed.application) for owed in self.owed.values()}
         self._known = {
             each: known for each, known in self._known.items() if not known.ended or id(known) in owing
         }
@@ -177,7 +190,7 @@ class Desk:
         for engine in hello.engines:
             self._fillers[engine] = application
         for key in hello.pending:
-            self.owed.setdefault(key, application)
+            self.owed.setdefault(key, Owing(application, 0))
         self._tell()
         log.info("an application fills %s pid=%d", ", ".join(hello.engines), application.process.pid)
         try:
@@ -198,10 +211,12 @@ class Desk:
         if isinstance(said, Hello):
             return
         key = (said.engine, said.incarnation)
-        if self.owed.get(key) is application:  # else said again, or of a start that nobody here knows of
-            del self.owed[key]
-            self.answers[key] = said
-            self._tell()
+        owed = self.owed.get(key)
+        if owed is None or owed.application is not application or not owed.is_answered_by(said):
+            return  # said again, or of a start that nobody here knows of
+        del self.owed[key]
+        self.answers[key] = said
+        self._tell()
 
     def _tell(self) -> None:
         self._changed.set()

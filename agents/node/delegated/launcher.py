@@ -13,7 +13,7 @@ import anyio
 
 from relight.agents.node import environ, launch, marks, proc
 from relight.agents.node.config import base_model
-from relight.agents.node.delegated.desk import Answer, Application, Desk
+from relight.agents.node.delegated.desk import Answer, Application, Desk, Owing
 from relight.agents.node.delegated.wire import Ended, Launch, Launched, LaunchFailed, Withdrawn
 from relight.agents.node.errors import NotProven, StartFailure
 from relight.agents.node.launcher import First
@@ -45,7 +45,7 @@ class ByApplication:
         except OSError as error:
             raise StartFailure("resources", str(error)) from error
         owned.save(asked=application.process)
-        self._desk.owed[key] = application
+        self._desk.owed[key] = Owing(application, owned.record.began_ns)
         application.send(_order(owned, weights))
         who = f"the application (pid {application.process.pid})"
         owned.stage = f"{who} has not reported it"
@@ -116,15 +116,19 @@ class ByApplication:
 
     async def withdraw(self, owned: Owned, *, within_s: float) -> None:
         if owned.record.asked is not None:
-            application = self._desk.know(owned.record.asked)
-            self._desk.owed.setdefault((owned.name, owned.record.incarnation), application)
+            owing = Owing(self._desk.know(owned.record.asked), owned.record.began_ns)
+            self._desk.owed.setdefault((owned.name, owned.record.incarnation), owing)
         with anyio.move_on_after(within_s):
             await self._settled(owned)
             if owned.record.asked is not None:
                 owned.note(asked=None)
             return
         waiting = sorted(
-            {owed.process.pid for (name, _), owed in self._desk.owed.items() if name == owned.name}
+            {
+                owed.application.process.pid
+                for (name, _), owed in self._desk.owed.items()
+                if name == owned.name
+            }
         )
         text = (
             f"the application (pid {', '.join(map(str, waiting))}) was asked to start it and may still do so"
@@ -134,14 +138,14 @@ class ByApplication:
     async def _settled(self, owned: Owned) -> None:
         told: set[tuple[int, int]] = set()
         while True:
-            for key, application in list(self._desk.owed.items()):
+            for key, (application, number) in list(self._desk.owed.items()):
                 name, incarnation = key
                 if name != owned.name:
                     continue
                 if application.ended:
                     del self._desk.owed[key]
                 elif (incarnation, id(application.sending)) not in told:
-                    application.send(Withdrawn(engine=name, incarnation=incarnation))
+                    application.send(Withdrawn(engine=name, incarnation=incarnation, number=number))
                     told.add((incarnation, id(application.sending)))
             for key in [key for key in self._desk.answers if key[0] == owned.name]:
                 self._take_late(owned, self._desk.answers.pop(key))
@@ -171,6 +175,7 @@ def _order(owned: Owned, weights: Path | None) -> Launch:
     return Launch(
         engine=owned.name,
         incarnation=record.incarnation,
+        number=record.began_ns,
         port=record.port,
         command=tuple(environ.filled(word, words) for word in config.command),
         env=environ.environment(config, tag=record.tag, tmpdir=record.tmpdir, words=words, inherited={}),

@@ -2,7 +2,8 @@
 
 Over `agent.sock` in the agent's state directory, for the agent's own user alone. The application comes and
 says which slots it fills; the agent asks; each `Launch` is answered once, however late and over whatever
-connection. An answer is said again at each connection until `Ended` has come for its incarnation.
+connection. An answer is said again at each connection until `Ended` has come for its incarnation, or another
+`Launch`: a start that is tried again in the same incarnation has another number.
 """
 
 import os
@@ -29,6 +30,8 @@ class OfIncarnation(Said, frozen=True, kw_only=True):
 
     engine: EngineName
     incarnation: int
+    number: int = 0
+    """Which launch of it: a start may be tried again, and an answer bears that of its `Launch`. 0: untold."""
 
 
 # --- from the application --------------------------------------------------------------------------
@@ -89,11 +92,12 @@ class Launch(OfIncarnation, frozen=True, kw_only=True):
 
 
 class Withdrawn(OfIncarnation, frozen=True, kw_only=True):
-    """Nobody wants it any more: what has been started will be killed. The answer is still due."""
+    """Nobody wants it any more: what has been started will be killed. The answer is still due, also where the
+    `Launch` was lost on its way."""
 
 
 class Ended(OfIncarnation, frozen=True, kw_only=True):
-    """It is proven gone."""
+    """It is proven gone, and another `Launch` of it may follow."""
 
     detail: str = ""
 
