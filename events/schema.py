@@ -119,6 +119,8 @@ class EngineState(Value, frozen=True, kw_only=True):
     recovery: Recovery | None = None
     reference: Reference | None = None
     """The last canary that this slot was healthy with."""
+    unproven: Reference | None = None
+    """What it computes since then at a version of which nothing shows that it holds it; stands for nobody."""
     start_s: float | None = None
     """Seconds that its last good start took."""
     retired_because: str | None = None

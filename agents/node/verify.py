@@ -14,6 +14,7 @@ from relight.agents import snapshot
 from relight.agents.adapters.vllm import EngineRefused, EngineUnreachable
 from relight.agents.node import canary, content
 from relight.agents.node.owned import Owned
+from relight.events.canary import disagreement
 from relight.events.decisions import VerifyEngine
 from relight.events.errors import RelightError
 from relight.events.facts import Healthy, WeightsFailed
@@ -100,7 +101,7 @@ async def _verify(owned: Owned, order: VerifyEngine) -> Healthy:
     seen = await owned.canary(within_s=owned.call_s(order.deadline))
     seen = msgspec.structs.replace(seen, checksums=held.checksums)
     if order.reference is not None:
-        error = canary.disagreement(seen, order.reference, tolerance=order.tolerance)
+        error = disagreement(seen, order.reference, tolerance=order.tolerance)
         if error:
             raise _Unproven(f"canary: {error}")
     unproven = None

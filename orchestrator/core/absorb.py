@@ -21,16 +21,13 @@ from relight.events.facts import (
     WeightsFailed,
     WeightsLoaded,
 )
-from relight.events.schema import EngineState, Reference, Then
+from relight.events.schema import EngineState, Then
 from relight.events.values import Phase
 from relight.events.version import BASE
-from relight.orchestrator.core import budget, devices, parts, recovery
+from relight.orchestrator.core import budget, devices, parts, proof, recovery
 from relight.orchestrator.core.devices import Device
 from relight.orchestrator.core.enter import order_probe, order_stop
 from relight.orchestrator.core.guards import Case
-
-KEPT_REFERENCES = 4
-"""Versions whose canary is kept: those that a late or returning engine may still hold."""
 
 
 def absorb(case: Case) -> None:
@@ -240,12 +237,7 @@ def _healthy(case: Case, fact: Healthy) -> None:
             detail = f"{case.name}.{fact.incarnation} at {fact.version}: {fact.unproven}"
             work.alarm("unproven", detail, reason="it is routed by the digest of what was handed over alone")
     work.put(case.name, intent=None)
-    if fact.canary is None:
-        return
-    reference = Reference(version=fact.version, canary=fact.canary)
-    work.put(case.name, reference=reference)
-    if all(known.version != fact.version for known in work.meta.references):
-        work.learn(references=(*work.meta.references[1 - KEPT_REFERENCES :], reference))
+    proof.weigh(work, case.name, fact)
 
 
 def _seen(case: Case, fact: NodeUp) -> None:
