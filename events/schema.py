@@ -63,6 +63,8 @@ class Reference(Value, frozen=True, kw_only=True):
 
     version: Version
     canary: Canary
+    moved: bool = True
+    """Whether it is, in any bit, another one than what the engine computed with the weights before."""
 
 
 NOWHERE = NodeName("")

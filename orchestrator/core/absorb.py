@@ -227,9 +227,12 @@ def _healthy(case: Case, fact: Healthy) -> None:
     asked = VerifyEngine if engine.phase is Phase.VERIFYING else ProbeEngine
     if engine.phase not in (Phase.VERIFYING, Phase.SERVING) or not isinstance(engine.intent, asked):
         return
-    if fact.version != engine.version or not work.told(engine):
-        return
     if fact.answers != engine.intent.id:  # the proof of something that was asked before
+        return
+    if not work.told(engine):
+        return
+    if fact.version != engine.version:
+        proof.mislabelled(work, case.name, fact)
         return
     if engine.phase is Phase.VERIFYING:
         recovery.mark(work, case.name, "verify")
