@@ -14,6 +14,7 @@ from relight.agents import snapshot
 from relight.agents.adapters.vllm import EngineRefused, EngineUnreachable
 from relight.agents.node import canary, content
 from relight.agents.node.owned import Owned
+from relight.agents.node.record import RANDOM
 from relight.events.canary import disagreement, is_same
 from relight.events.decisions import VerifyEngine
 from relight.events.errors import RelightError
@@ -118,7 +119,7 @@ async def _verify(owned: Owned, order: VerifyEngine) -> Healthy:
         digest=order.digest or record.digest,
         uri=record.uri if ours else None,
         canary=seen,
-        canary_of=None if folder is None else str(folder),
+        canary_of=content.origin_of(owned) if ours else None,
     )
     evidence: Evidence = {
         "label": label,
@@ -140,6 +141,8 @@ async def _moved(owned: Owned, seen: Canary, folder: Path | None, *, pushed: boo
     last, before = owned.record.canary, owned.record.canary_of
     if last is None or not is_same(last, seen):
         return True
+    if before == RANDOM:
+        raise _Unproven("it computes exactly what it computed with the random weights it was started with")
     if before is None or folder is None:
         return folder is None and not pushed  # those of the same version again
     if before == str(folder):
