@@ -191,10 +191,13 @@ def tensor_digests(directory: Path, names: Collection[str], *, most_bytes: int) 
 
 
 def differ(one: Path, other: Path) -> bool:
-    """Whether the tensors of two folders are known to differ; False where one of them is gone."""
+    """Whether the tensors of two folders are known to differ; False where one of them is gone.
+
+    Of another dtype they may be the same weights: a trainer may hold and write more digits than the base has.
+    """
     try:
         forms = [tensors_in(sorted(folder.glob("*.safetensors"))) for folder in (one, other)]
-        names = forms[0].keys() & forms[1].keys()
+        names = {name for name, form in forms[0].items() if forms[1].get(name) == form}
         found = [tensor_digests(folder, names, most_bytes=SAMPLE_BYTES) for folder in (one, other)]
     except SnapshotError:
         return False

@@ -82,6 +82,8 @@ class Healthy(OfEngine, frozen=True, kw_only=True):
     evidence: Evidence = {}
     unproven: str | None = None
     """What could not be shown of its weights beyond the bytes handed over; none where enough was."""
+    moved: bool = True
+    """Of one that is unproven: false where it computes in every bit what it computed before its last load."""
     answers: DecisionId | None = None
 
 

@@ -63,6 +63,8 @@ class Reference(Value, frozen=True, kw_only=True):
 
     version: Version
     canary: Canary
+    moved: bool = True
+    """Whether it is, in any bit, another one than what the engine computed with the weights before."""
 
 
 NOWHERE = NodeName("")
@@ -119,6 +121,8 @@ class EngineState(Value, frozen=True, kw_only=True):
     recovery: Recovery | None = None
     reference: Reference | None = None
     """The last canary that this slot was healthy with."""
+    unproven: Reference | None = None
+    """What it computes since then at a version of which nothing shows that it holds it; stands for nobody."""
     start_s: float | None = None
     """Seconds that its last good start took."""
     retired_because: str | None = None

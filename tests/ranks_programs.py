@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,33 @@ def sharded(place: Place) -> dict[str, Any]:
         seen["run"] = trainer.run
         seen["weights"] = {name: tensor.full_tensor().tolist() for name, tensor in model.state_dict().items()}
     return seen
+
+
+def swapped(place: Place) -> None:
+    """Evaluate other weights, written over the trained ones, which are written back: wholly, and in part."""
+    import torch
+
+    model = _sharded_model()
+    sync = relight.SnapshotSync(model, place.directory / "weights")
+
+    def evaluate(trainer: Any, *, fails: bool) -> None:
+        own = [tensor.detach().clone() for tensor in model.parameters()]
+        with trainer.swapped(), torch.no_grad():
+            for tensor in model.parameters():
+                tensor.zero_()
+            trainer.wait(lambda: None)
+            if fails and place.rank == 1:
+                raise ArithmeticError("of the evaluation")
+            for tensor, before in zip(model.parameters(), own, strict=True):
+                tensor.copy_(before)
+
+    with relight.trainer(place.url, job="j", sync=sync) as trainer:
+        trainer.sync(0)
+        evaluate(trainer, fails=False)
+        trainer.wait(lambda: None)
+        with suppress(ArithmeticError):
+            evaluate(trainer, fails=True)
+        trainer.wait(lambda: None)
 
 
 def gathered(place: Place) -> dict[str, Any]:

@@ -19,7 +19,11 @@ from relight.orchestrator.core.step import committed, step, take_over, tick
 from relight.orchestrator.settings import Settings
 
 SCENARIOS = Path(__file__).parent / "scenarios"
-CANARY = Canary(tokens=(1, 2, 3), logprobs=(-1.0, -2.0))
+
+
+def computed(version: Version) -> Canary:
+    """What an engine computes with the weights of a version."""
+    return Canary(tokens=(1, 2, 3), logprobs=(-1.0, -2.0 - version.step))
 
 
 class Scenario:
@@ -211,8 +215,9 @@ def _of_engine(engine: EngineName, incarnation: int, said: str, rest: list[str])
             **name,
             address="http://x",
             version=version or BASE,
-            canary=CANARY,
+            canary=computed(Version.parse(options.get("computes", str(version or BASE)))),
             unproven="nothing tells" if "unproven" in rest else None,
+            moved="as-before" not in rest,
             answers=DecisionId("x"),
         ),
         "stopped": lambda: facts.EngineStopped(**name, node=node or NodeName("a"), proof=proof),

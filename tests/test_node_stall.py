@@ -155,6 +155,29 @@ async def test_a_probe_finds_a_frozen_core(server: Embedded, tmp_path: Path, stu
 
 
 @pytest.mark.anyio
+async def test_an_engine_that_is_paused_while_it_is_looked_at_is_no_death(
+    server: Embedded, tmp_path: Path, stub_model: Path
+) -> None:
+    """A look at what a push has brought may wait for its answer when the next push begins."""
+    file = node_file(tmp_path / "state", engine(stub_model))
+    output = file.state_path / "engines" / "e0" / "1" / "log"
+    async with directing(file, server.url) as player:
+        started = await player.ask(EngineStarted, player.start())
+        await player.ask(Healthy, player.verify(BASE))
+        await knobs(started, stream_fault="silent")
+        canaries = output.read_text().count("relight=canary")
+        look = player.probe(seconds=3.0)
+        await player.decide(look)
+        with anyio.fail_after(30):
+            while output.read_text().count("relight=canary") == canaries:
+                await anyio.sleep(0.01)
+        await post(started, "/pause?mode=keep")
+        told = await player.wait(Healthy, lambda fact: fact.answers == look.id)
+        assert told.canary is None
+        assert not player.seen(EngineDead)
+
+
+@pytest.mark.anyio
 async def test_late_probes_of_an_engine_that_works_are_no_death(
     server: Embedded, tmp_path: Path, stub_model: Path
 ) -> None:

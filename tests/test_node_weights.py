@@ -277,6 +277,40 @@ async def test_hashes_of_nothing_prove_nothing(server: Embedded, tmp_path: Path,
         assert healthy.canary is not None and healthy.canary.checksums is None
 
 
+@pytest.mark.parametrize("empty", [False, True])
+async def test_a_first_load_that_changes_nothing_is_told_by_what_the_engine_computed_at_its_start(
+    server: Embedded, tmp_path: Path, stub_model: Path, empty: bool
+) -> None:
+    uri, digest = write_snapshot(tmp_path / "w1", V1, seed=1)
+    flags = ("--empty-checksums", *(("--load-format", "dummy") if empty else ()))
+    file = node_file(tmp_path / "state", engine(stub_model, *flags))
+    async with directing(file, server.url) as player:
+        started = await player.ask(EngineStarted, player.start())
+        await knobs(started, reload="nothing")
+        await player.ask(WeightsLoaded, player.load(V1, uri, digest))
+        failed = await player.ask(WeightsFailed, player.verify(V1, digest=digest))
+        what = "the random weights it was started with" if empty else f"the weights in {stub_model}"
+        assert failed.error == f"it computes exactly what it computed with {what}"
+
+
+async def test_weights_that_change_nothing_and_are_no_others_are_unproven_and_no_lie(
+    server: Embedded, tmp_path: Path, stub_model: Path
+) -> None:
+    """The trainer is at the base weights still; pushed ones lie in no folder that could be compared."""
+    uri, digest = write_snapshot(tmp_path / "w1", V1, seed=0)
+    file = node_file(tmp_path / "state", engine(stub_model, "--empty-checksums"))
+    async with directing(file, server.url) as player:
+        started = await player.ask(EngineStarted, player.start())
+        await player.ask(WeightsLoaded, player.load(V1, uri, digest))
+        told = await player.ask(Healthy, player.verify(V1, digest=digest))
+        assert told.unproven is not None and not told.moved
+        again = await player.ask(Healthy, player.verify(V1, digest=digest))
+        assert again.unproven is not None and again.moved, "it is compared with itself"
+        await post(started, "/update_weight_version", {"new_version": str(V2)})
+        pushed = await player.ask(Healthy, player.verify(V2))
+        assert pushed.unproven is not None and not pushed.moved
+
+
 async def test_an_engine_is_started_on_a_snapshot(server: Embedded, tmp_path: Path, stub_model: Path) -> None:
     uri, digest = write_snapshot(tmp_path / "w1", V1, seed=1)
     plain = engine(stub_model)

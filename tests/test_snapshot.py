@@ -158,6 +158,13 @@ def test_two_snapshots_differ_by_what_their_tensors_hold(whole: tuple[Path, str]
     assert not differ(directory, tmp_path / "gone")
 
 
+def test_the_same_weights_with_more_digits_are_not_known_to_differ(tmp_path: Path) -> None:
+    for name, dtype in (("base", np.float16), ("trained", np.float32)):
+        (tmp_path / name).mkdir()
+        save_file({"w": np.ones(4, dtype)}, tmp_path / name / "model.safetensors")
+    assert not differ(tmp_path / "base", tmp_path / "trained")
+
+
 @pytest.mark.parametrize("uri", ["/a/b c", "file:///a/b%20c", "file://localhost/a/b c"])
 def test_paths_and_file_uris_name_a_directory(uri: str) -> None:
     assert directory_of(uri) == Path("/a/b c")

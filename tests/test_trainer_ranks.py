@@ -61,6 +61,18 @@ def test_parameters_that_are_spread_over_ranks_are_written_whole(server: Embedde
         np.testing.assert_array_equal(tensor, np.array(told[0]["weights"][name], dtype=np.float32))
 
 
+def test_weights_that_are_written_back_are_exported_again_if_they_are_back_on_every_rank(
+    server: Embedded, tmp_path: Path
+) -> None:
+    with Script(server.url, members=[E0]) as script:
+        with training(programs.swapped, url=server.url, directory=tmp_path) as trainer:
+            trainer.returned(0)
+            trainer.returned(1)
+        script.until(JobFinished)
+    exports = [fact.exports and fact.exports.step for fact in script.all(SafeBoundary) if opened(fact)]
+    assert exports == [0, None, 0, None, None]
+
+
 def test_a_function_gathers_on_every_rank_and_what_rank_0_has_is_written(
     server: Embedded, tmp_path: Path
 ) -> None:

@@ -104,6 +104,46 @@ def test_weights_swapped_by_their_storage_are_seen_and_known_again(tmp_path: Pat
     assert live.exports(None) == version
 
 
+def _overwritten(model: Any, value: Any) -> None:
+    """As `load_state_dict` does."""
+    with torch.no_grad():
+        model.weight.copy_(value)
+
+
+def test_weights_that_are_written_back_in_place_are_the_same_again(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 3)
+    live = Live(7, SnapshotSync(model, tmp_path))
+    version = live.mark(0)
+    own = model.weight.detach().clone()
+    for _ in range(2):
+        back = live.swap()
+        _overwritten(model, torch.zeros(3, 3))
+        inner = live.swap()
+        inner()
+        assert live.exports(None) is None, "the one around it has not ended"
+        _overwritten(model, own)
+        back()
+        assert live.exports(None) == version
+
+
+@pytest.mark.parametrize("how", ["stepped before", "synced within", "left by an exception"])
+def test_a_swap_makes_no_other_weights_those_of_a_version(tmp_path: Path, how: str) -> None:
+    model = torch.nn.Linear(3, 3)
+    live = Live(7, SnapshotSync(model, tmp_path))
+    live.mark(0)
+    if how == "stepped before":
+        _overwritten(model, torch.ones(3, 3))
+    if how == "left by an exception":
+        live.swap()
+    back = live.swap()
+    _overwritten(model, torch.zeros(3, 3))
+    if how == "synced within":
+        assert live.mark(1) == live.exports(None)
+    _overwritten(model, torch.ones(3, 3))
+    back()
+    assert live.exports(None) is None
+
+
 def test_weights_that_are_replaced_twice_are_not_taken_for_the_first_ones(tmp_path: Path) -> None:
     """An optimizer that makes new tensors: the second one may lie where the first one was."""
     model = torch.nn.Linear(64, 64)

@@ -17,7 +17,7 @@ from relight.events.bus.embedded import Embedded
 from relight.events.decisions import Alarm, LoadWeights, RouteAdded, StartEngine, StopEngine
 from relight.events.ids import EngineName
 from relight.events.version import Version
-from tests.node_support import engine, node_file, write_snapshot
+from tests.node_support import engine, node_file, running, swept, write_snapshot
 from tests.weights_rig import Watch, arrays, job, training
 
 pytestmark = pytest.mark.anyio
@@ -89,6 +89,25 @@ async def test_an_engine_whose_checksums_prove_nothing_is_found_by_what_it_compu
         await is_told(watch, E0, 1, "it computes exactly what it computed with the weights in .*/base")
         alarm = await watch.until(Alarm, lambda alarm: alarm.kind == "unproven")
         assert alarm.detail.startswith("e0.2 at")
+
+
+async def test_the_first_load_of_an_engine_that_starts_after_its_trainer_is_measured_by_its_start(
+    server: Embedded, tmp_path: Path, stub_model: Path
+) -> None:
+    """It was never proven before, no checksum of it is real and it has no peer."""
+    liar = engine(stub_model, "--empty-checksums", "--reload", "nothing")
+    file = node_file(tmp_path / "state", liar)
+    sync = SnapshotSync(arrays(tmp_path / "new", seed=1), tmp_path / "weights")
+    async with job(server.url) as watch, training(server.url, sync=sync) as call:
+        await call(lambda trainer: trainer.sync(3))
+        with swept(file):
+            async with running(file, server.url):
+                waits = call(lambda trainer: trainer.sync(4))
+                same = "it computes exactly what it computed with the weights in .*/base"
+                for incarnation in (1, 2):
+                    await is_told(watch, E0, incarnation, same)
+        await waits
+    assert not watch.all(RouteAdded)
 
 
 async def test_a_truncated_shard_is_found_before_an_engine_is_touched(

@@ -10,8 +10,9 @@ import msgspec
 from relight.agents import snapshot
 from relight.agents.adapters.vllm import EngineRefused
 from relight.agents.node import canary, model
-from relight.agents.node.config import base_model
+from relight.agents.node.config import base_model, starts_empty
 from relight.agents.node.owned import Owned
+from relight.agents.node.record import RANDOM
 from relight.agents.snapshot import SnapshotError
 from relight.events.bus.clock import monotonic_ms
 
@@ -82,3 +83,11 @@ def folder_of(owned: Owned) -> Path | None:
     if record.uri is not None:
         return snapshot.directory_of(record.uri)
     return base_model(owned.config) if record.version is None else None
+
+
+def origin_of(owned: Owned) -> str | None:
+    """What `Record.canary_of` says of a canary that the engine's present weights are to give."""
+    if owned.record.version is None and starts_empty(owned.config):
+        return RANDOM
+    folder = folder_of(owned)
+    return None if folder is None else str(folder)

@@ -36,6 +36,8 @@ async def probe(owned: Owned, order: ProbeEngine) -> Stalled | None:
         after = await _counters(owned)
         if before is not None and after is not None and after.tokens > before.tokens:
             evidence = {"canary": False, "tokens": after.tokens - before.tokens, "running": after.running}
+        elif await _is_paused(owned):  # since it was asked: the next weights are written into it
+            evidence = {"canary": False, "paused": True}
         elif owned.compiling.goes_on(owned.tree, now=monotonic_ms() / 1000.0, gap_s=owned.config.stall_s):
             evidence = {"canary": False, "compiling": True}
         else:
@@ -56,6 +58,13 @@ async def _look(owned: Owned) -> Canary | None:
     if await client.is_paused(within_s=3600.0):
         return None
     return await owned.canary(within_s=3600.0)
+
+
+async def _is_paused(owned: Owned) -> bool:
+    try:
+        return await owned.client.is_paused(within_s=CALL_S)
+    except (EngineUnreachable, EngineRefused):
+        return False
 
 
 async def _counters(owned: Owned) -> Counters | None:

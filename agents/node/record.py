@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+RANDOM = "random"
+"""In place of a folder: of weights that an engine makes up, which is started without any."""
+
 
 class Member(NamedTuple):
     """A process that belonged to the incarnation."""
@@ -80,9 +83,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     reloads: bool | None = None
     """Whether a reload of its weights leaves them as they are; none where that was not tried."""
     canary: Canary | None = None
-    """The last one that was good, of whatever incarnation."""
+    """The last one that was good: that of its start before the first proof."""
     canary_of: str | None = None
-    """The folder of the weights that it was made with; none where nobody knows one."""
+    """The folder of the weights that it was made with, or RANDOM; none where nobody knows one."""
     start: StartEngine | None = None
     stop: StopEngine | None = None
     load: LoadWeights | None = None

@@ -14,7 +14,7 @@ import anyio
 import msgspec
 
 from relight.agents.adapters.vllm import EngineRefused, EngineUnreachable
-from relight.agents.node import canary, model, relabel
+from relight.agents.node import model, relabel
 from relight.agents.node.config import base_model, starts_empty
 from relight.agents.node.errors import StartFailure
 from relight.agents.node.model import Model
@@ -22,6 +22,7 @@ from relight.agents.node.owned import Owned
 from relight.agents.node.shapes import forget_shapes
 from relight.agents.snapshot import SnapshotError
 from relight.events.bus.clock import monotonic_ms
+from relight.events.canary import disagreement
 from relight.events.values import Canary
 
 log = logging.getLogger(__name__)
@@ -97,7 +98,7 @@ async def _reloaded(owned: Owned, found: Model, folder: Path | None) -> tuple[Mo
     try:
         why = await _renumbered(owned, before, folder)
         again = await _loaded(owned, folder)
-        spoilt = canary.disagreement(again, before, tolerance=RETURNS)
+        spoilt = disagreement(again, before, tolerance=RETURNS)
         await client.pause("abort", within_s=CALL_S)
     except EngineRefused as error:
         return await _refused(owned, found, before, str(error))
@@ -124,7 +125,7 @@ async def _renumbered(owned: Owned, before: Canary, folder: Path | None) -> str 
         seen = await _loaded(owned, copy)
     finally:
         shutil.rmtree(copy, ignore_errors=True)
-    differs = canary.disagreement(seen, before, tolerance=SAME)
+    differs = disagreement(seen, before, tolerance=SAME)
     return (
         f"the same model, renumbered, computes something else once it is loaded: {differs}"
         if differs
@@ -160,7 +161,7 @@ async def _refused(owned: Owned, found: Model, before: Canary, why: str) -> tupl
         await owned.client.pause("abort", within_s=CALL_S)
     except (EngineRefused, EngineUnreachable) as error:
         return _lost(owned, found, f"{why}; {error}"), True
-    return _not(owned, found, why), canary.disagreement(seen, before, tolerance=RETURNS) is not None
+    return _not(owned, found, why), disagreement(seen, before, tolerance=RETURNS) is not None
 
 
 def _lost(owned: Owned, found: Model, why: str) -> Model:

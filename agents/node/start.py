@@ -13,6 +13,7 @@ import anyio
 from relight.agents import snapshot
 from relight.agents.adapters.vllm import EngineRefused, EngineUnreachable
 from relight.agents.node import (
+    content,
     launch,
     launcher,
     part,
@@ -144,6 +145,7 @@ async def _bring_up(owned: Owned, order: StartEngine) -> None:
         owned.note(
             started_on=weights.version, version=weights.version, digest=weights.digest, uri=weights.uri
         )
+    owned.note(canary_of=None if owned.config.after_start else content.origin_of(owned))
     if owned.config.part:  # what it does and does not reload is seen at the head
         return
     owned.stage = "it is up, and its reload is tried"
@@ -221,7 +223,7 @@ async def _warm(owned: Owned) -> None:
     owned.stage = "it listens, and nothing was generated"
     for call in owned.config.after_start:
         await client.collective_rpc(call.method, call.kwargs, within_s=3600.0)
-    await owned.canary(within_s=3600.0)
+    owned.note(canary=await owned.canary(within_s=3600.0))
     await client.pause("abort", within_s=CALL_S)
     assert owned.tree is not None
     owned.tree.find()

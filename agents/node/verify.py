@@ -15,6 +15,8 @@ from relight.agents.adapters.vllm import EngineRefused, EngineUnreachable
 from relight.agents.node import canary, content
 from relight.agents.node.evidence import begin as take_evidence
 from relight.agents.node.owned import Owned
+from relight.agents.node.record import RANDOM
+from relight.events.canary import disagreement, is_same
 from relight.events.decisions import VerifyEngine
 from relight.events.errors import RelightError
 from relight.events.facts import Healthy, WeightsFailed
@@ -67,6 +69,7 @@ def healthy(  # noqa: PLR0913 -- a fact's fields
     evidence: Evidence,
     answers: DecisionId,
     unproven: str | None = None,
+    moved: bool = True,
 ) -> Healthy:
     """The fact that answers a VerifyEngine or a ProbeEngine."""
     assert owned.record.address is not None
@@ -78,6 +81,7 @@ def healthy(  # noqa: PLR0913 -- a fact's fields
         canary=seen,
         evidence=evidence,
         unproven=unproven,
+        moved=moved,
         answers=answers,
     )
 
@@ -103,20 +107,22 @@ async def _verify(owned: Owned, order: VerifyEngine) -> Healthy:
     seen = await owned.canary(within_s=owned.call_s(order.deadline))
     seen = msgspec.structs.replace(seen, checksums=held.checksums)
     if order.reference is not None:
-        error = canary.disagreement(seen, order.reference, tolerance=order.tolerance)
+        error = disagreement(seen, order.reference, tolerance=order.tolerance)
         if error:
             raise _Unproven(f"canary: {error}")
-    unproven = None
+    unproven, moved = None, True
     if not held.compared and order.reference is None and order.version != BASE:
         unproven = "no checksum of it is real and no peer's canary is known at this version"
-        await _moved(owned, seen, folder)
+        moved = await _moved(owned, seen, folder, pushed=not ours)
+        if not moved:
+            unproven = f"it computes exactly what it computed before, and {unproven}"
     owned.save(
         paused=False,
         version=order.version,
         digest=order.digest or record.digest,
         uri=record.uri if ours else None,
         canary=seen,
-        canary_of=None if folder is None else str(folder),
+        canary_of=content.origin_of(owned) if ours else None,
     )
     evidence: Evidence = {
         "label": label,
@@ -124,19 +130,29 @@ async def _verify(owned: Owned, order: VerifyEngine) -> Healthy:
         "tensors_compared": held.compared,
         "reference": order.reference is not None,
     }
-    return healthy(owned, order.version, seen=seen, evidence=evidence, answers=order.id, unproven=unproven)
+    return healthy(
+        owned, order.version, seen=seen, evidence=evidence, answers=order.id, unproven=unproven, moved=moved
+    )
 
 
-async def _moved(owned: Owned, seen: Canary, folder: Path | None) -> None:
-    """Where nothing else tells: other weights compute something else, in the last bits at least.
+async def _moved(owned: Owned, seen: Canary, folder: Path | None, *, pushed: bool) -> bool:
+    """Where nothing else tells: other weights compute something else, in the last bits at least. Whether
+    these do, or are the same as before; raises _Unproven where they are known to be others and do not.
 
     An update so small that no bit of the canary moves is taken for none; the engine is then started on it.
     """
     last, before = owned.record.canary, owned.record.canary_of
-    if last is None or last.logprobs != seen.logprobs or before is None or folder is None:
-        return
+    if last is None or not is_same(last, seen):
+        return True
+    if before == RANDOM:
+        raise _Unproven("it computes exactly what it computed with the random weights it was started with")
+    if before is None or folder is None:
+        return folder is None and not pushed  # those of the same version again
+    if before == str(folder):
+        return True
     if await anyio.to_thread.run_sync(snapshot.differ, Path(before), folder, abandon_on_cancel=True):
         raise _Unproven(f"it computes exactly what it computed with the weights in {before}")
+    return False
 
 
 async def _pause_again(owned: Owned) -> None:

@@ -109,6 +109,8 @@ async def _transfer(core: "Core", step: str, body: dict[str, Any]) -> None:
             await asyncio.Event().wait()
         if fault == "fail":
             raise CallFailed("update refused by a knob")
+        if fault == "nothing":
+            return
         told = await core.worker.ask(Ask("load", folder=str(body["update_info"]["folder"])))
         if told.error:
             raise CallFailed(told.error)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 StreamFault = Literal["none", "error", "error_done", "eof", "cut", "hang", "abort", "empty", "silent"]
-Transfer = Literal["load", "refuse", "fail", "finish", "hang"]
+Transfer = Literal["load", "nothing", "refuse", "fail", "finish", "hang"]
 Reload = Literal["load", "nothing", "half", "base", "spoil", "fail", "poison", "hang"]
 PrefixCache = Literal["off", "on", "sticky"]
 
@@ -85,9 +85,9 @@ class Knobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     while its checksums are right, `fail` answers 500 and changes nothing, `poison` answers 500 and the next
     request kills the core, `hang` never answers."""
     transfer: Transfer = "load"
-    """A pushed update: `refuse` answers 500 to its start, `fail` to the weights themselves, `finish` to its
-    end; after the last two the next request kills the core, as tensors without bytes do. `hang` takes no
-    weights and never answers."""
+    """A pushed update: `nothing` answers 200 and loads nothing, `refuse` answers 500 to its start, `fail` to
+    the weights themselves, `finish` to its end; after the last two the next request kills the core, as
+    tensors without bytes do. `hang` takes no weights and never answers."""
     reload_s: float = 0.0
     """Seconds a reload takes; the core answers nothing meanwhile, as vLLM's does not."""
     lying_version: str = ""

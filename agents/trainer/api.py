@@ -89,6 +89,7 @@ class Trainer(Protocol):
     def swapped(self) -> AbstractContextManager[None]:
         """Foreign weights are in the model: nothing is exported until the next `sync`.
 
-        As a context manager: until its end, where the trained weights are back.
+        As a context manager: until its end, where the weights of its beginning are back. It begins before
+        they go out; an exception that leaves it, or another `swapped` around it, leaves them swapped.
         """
         ...

@@ -79,13 +79,12 @@ class Joined:
         return Boundary(enter=lambda: self._arrive("boundary", step), serve=self._follow, leave=lambda: None)
 
     def swapped(self) -> AbstractContextManager[None]:
-        self._live.swapped = True
-        return self._back()
+        return self._back(self._live.swap())
 
     @contextmanager
-    def _back(self) -> Generator[None]:
+    def _back(self, back: Callable[[], None]) -> Generator[None]:
         yield
-        self._live.swapped = False
+        back()
 
     def _arrive(self, call: str, step: int | None) -> None:
         self._crew.arrive(call, step, fit=self._live.exports(step) is not None)

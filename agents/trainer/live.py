@@ -4,7 +4,7 @@ They are the version of the last `mark` (a sync of that step began) for as long 
 another step, a changed tensor, foreign weights swapped in.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from relight.agents.trainer.sync import WeightSync
 from relight.agents.trainer.transports import Transports
@@ -23,9 +23,32 @@ class Live:
         self._sync = sync
         self._seers = (*([sync] if sync is not None else []), *beside)
         self._fingerprint: tuple[Hashable | None, ...] = ()
+        self._marks = 0
+        """Counts `mark`."""
         self.version: Version | None = None
         """Last marked; none before the first."""
         self.swapped = False
+        """Whether foreign weights are in the model; nothing is exported then."""
+
+    def swap(self) -> Callable[[], None]:
+        """Foreign weights come in. What is returned says that those of before are back.
+
+        Weights that are written back into their own tensors look changed and are not: where what goes out is
+        the last marked version, what comes back is that too. A swap inside another one, or behind one that
+        nobody ended, ends nothing.
+        """
+        outermost = not self.swapped
+        marked = self._marks if self.version is not None and self._seen() == self._fingerprint else None
+        self.swapped = True
+
+        def back() -> None:
+            if not outermost or not self.swapped:
+                return
+            self.swapped = False
+            if marked == self._marks:
+                self._fingerprint = self._seen()
+
+        return back
 
     def mark(self, step: int) -> Version:
         """The live parameters are those of `step` now.
@@ -41,6 +64,7 @@ class Live:
             if version == self.version and seen != self._fingerprint:
                 raise UsageError(f"step {step} was synced before and the weights have changed: count a step")
         self.version = version
+        self._marks += 1
         self._fingerprint = seen
         self.swapped = False
         return version

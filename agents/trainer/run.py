@@ -182,15 +182,15 @@ class Run:
 
     def swapped(self) -> AbstractContextManager[None]:
         self._is_within("swapped")
-        self._live.swapped = True
+        back = self._live.swap()
         self._move()
-        return self._back()
+        return self._back(back)
 
     @contextmanager
-    def _back(self) -> Generator[None]:
+    def _back(self, back: Callable[[], None]) -> Generator[None]:
         """An exception leaves them swapped: nobody can say what the model holds."""
         yield
-        self._live.swapped = False
+        back()
         self._move()
 
     def _move(self) -> None:

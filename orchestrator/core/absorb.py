@@ -21,16 +21,13 @@ from relight.events.facts import (
     WeightsFailed,
     WeightsLoaded,
 )
-from relight.events.schema import EngineState, Reference, Then
+from relight.events.schema import EngineState, Then
 from relight.events.values import Phase
 from relight.events.version import BASE
-from relight.orchestrator.core import budget, devices, parts, recovery, rolling
+from relight.orchestrator.core import budget, devices, parts, proof, recovery, rolling
 from relight.orchestrator.core.devices import Device
 from relight.orchestrator.core.enter import order_probe, order_stop
 from relight.orchestrator.core.guards import Case
-
-KEPT_REFERENCES = 4
-"""Versions whose canary is kept: those that a late or returning engine may still hold."""
 
 
 def absorb(case: Case) -> None:
@@ -232,9 +229,12 @@ def _healthy(case: Case, fact: Healthy) -> None:
     asked = VerifyEngine if engine.phase is Phase.VERIFYING else ProbeEngine
     if engine.phase not in (Phase.VERIFYING, Phase.SERVING) or not isinstance(engine.intent, asked):
         return
-    if fact.version != engine.version or not work.told(engine):
-        return
     if fact.answers != engine.intent.id:  # the proof of something that was asked before
+        return
+    if not work.told(engine):
+        return
+    if fact.version != engine.version:
+        proof.mislabelled(work, case.name, fact)
         return
     if engine.phase is Phase.VERIFYING:
         recovery.mark(work, case.name, "verify")
@@ -242,12 +242,7 @@ def _healthy(case: Case, fact: Healthy) -> None:
             detail = f"{case.name}.{fact.incarnation} at {fact.version}: {fact.unproven}"
             work.alarm("unproven", detail, reason="it is routed by the digest of what was handed over alone")
     work.put(case.name, intent=None)
-    if fact.canary is None:
-        return
-    reference = Reference(version=fact.version, canary=fact.canary)
-    work.put(case.name, reference=reference)
-    if all(known.version != fact.version for known in work.meta.references):
-        work.learn(references=(*work.meta.references[1 - KEPT_REFERENCES :], reference))
+    proof.weigh(work, case.name, fact)
 
 
 def _seen(case: Case, fact: NodeUp) -> None:

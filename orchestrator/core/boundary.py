@@ -10,7 +10,7 @@ from relight.events.facts import JobFinished, SafeBoundary, TrainerSilent
 from relight.events.ids import EngineName
 from relight.events.schema import Boundary, OpenSync
 from relight.events.values import Phase
-from relight.orchestrator.core import recovery
+from relight.orchestrator.core import proof, recovery
 from relight.orchestrator.core.enter import enter, order_probe
 from relight.orchestrator.core.job import Work
 from relight.orchestrator.core.sync import stands, version_moved, void
@@ -168,6 +168,7 @@ def _release(work: Work, outcome: str, *, reason: str) -> None:
     version = work.meta.version
     if outcome == "done" and all(known.version != version for known in work.meta.references):
         for name in work.serving():
-            if work.engines[name].intent is None and work.engines[name].version == version:
+            engine = work.engines[name]
+            if engine.intent is None and engine.version == version and not proof.lacks(engine):
                 order_probe(work, name, reason=f"its canary becomes the reference for {version}")
                 break

@@ -85,6 +85,12 @@ def on_hold(case: Case) -> bool:
     return case.work.meta.hold
 
 
+def is_synced_now(case: Case) -> bool:
+    """The open sync has not ended there: its trainer pauses it, and its end tells what became of it."""
+    sync = case.work.meta.sync
+    return sync is not None and case.name in sync.pending
+
+
 def leaves_too_few(case: Case) -> bool:
     """The floor asks to wait for an engine that is on its way back."""
     return floor.leaves_too_few(case.work, case.name)

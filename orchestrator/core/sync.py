@@ -13,7 +13,13 @@ from relight.events.schema import Boundary, EngineState, OpenSync
 from relight.events.values import Failed, Member, Phase, Weights
 from relight.events.version import Version
 from relight.orchestrator.core import budget, recovery
-from relight.orchestrator.core.enter import enter, order_route, snapshot_to_use, weights_to_start_on
+from relight.orchestrator.core.enter import (
+    enter,
+    order_probe,
+    order_route,
+    snapshot_to_use,
+    weights_to_start_on,
+)
 from relight.orchestrator.core.job import Work
 from relight.orchestrator.core.restraint import observes
 
@@ -200,6 +206,8 @@ def _pushed(work: Work, name: EngineName, incarnation: int, fact: WeightsSynced)
     work.put(name, version=fact.version, digest=fact.digest, intent=None)
     if engine.phase is Phase.SERVING:
         confirm_route(work, name)
+        if fact.digest is None:
+            order_probe(work, name, reason=f"what it computes at {fact.version} is looked at, aside")
     elif fact.version == work.meta.version:
         enter(work, name, Phase.VERIFYING, reason=f"sync {fact.sync} handed over {fact.version}")
     else:

@@ -31,6 +31,7 @@ from relight.orchestrator.core.guards import (
     always,
     awaits_others,
     drained,
+    is_synced_now,
     leaves_too_few,
     loaded,
     loaded_the_jobs_version,
@@ -174,7 +175,7 @@ def _weights() -> Table:
         (Phase.VERIFYING, WeightsFailed): {always: Phase.STOPPING},
         (Phase.VERIFYING, Healthy): {proven_for_a_route: Phase.SERVING, always: Phase.VERIFYING},
         (Phase.SERVING, Healthy): {always: Phase.SERVING},
-        (Phase.SERVING, PauseExpired): {always: Phase.STALE},
+        (Phase.SERVING, PauseExpired): {is_synced_now: Phase.SERVING, always: Phase.STALE},
     }
     for phase in Phase:
         for kind in (WeightsLoaded, WeightsFailed, Healthy, PauseExpired):

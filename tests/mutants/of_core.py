@@ -191,7 +191,7 @@ OF_CORE = (
         CORE + "timers.py",
         "    return None if all(_is_silent(meta, node) for node in asked) else engine.intent.deadline",
         "    return None",
-        seed=4,
+        seed=22,
     ),
     Patch(
         "restarts have no budget",

@@ -25,7 +25,12 @@ from relight.events.ids import BootId, DecisionId, EngineName, NodeName
 from relight.events.values import Canary, EngineReport, Proof
 from relight.events.version import BASE, Version
 
-CANARY = Canary(tokens=(1, 2), logprobs=(-1.0,))
+
+def computed(weights: Version | None) -> Canary:
+    """What an engine computes with the weights of a version; None: with what a broken load left."""
+    return Canary(tokens=(1, 2), logprobs=(-99.0 if weights is None else -1.0 - weights.step,))
+
+
 PROOF = Proof(port_free=True)
 
 
@@ -138,12 +143,14 @@ class Voice:
         return agent._replace(phase="absent", dead=False, ended=fact, then=then, load=None, gone=gone)
 
     def _healthy(self, agent: Agent, version: Version, answers: DecisionId) -> Healthy:
+        here = self.process(agent)
+        assert here is not None
         return Healthy(
             engine=self.engine,
             incarnation=agent.incarnation,
             address=self._address(agent),
             version=version,
-            canary=CANARY,
+            canary=computed(here.weights),
             answers=answers,
         )
 
