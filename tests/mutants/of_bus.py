@@ -76,7 +76,7 @@ OF_BUS = (
         "            self._silence.forgive()",
         "            pass",
         aim="long leases",
-        seed=1,
+        seed=50,
     ),
     Patch(
         "silence is judged before the backlog is read",
