@@ -143,7 +143,7 @@ def verify(directory: Path) -> Manifest:
 
 def describe(directory: Path, version: Version) -> Manifest:
     """A manifest of what stands in `directory` now; raises SnapshotError where no readable weights do."""
-    paths = sorted(path for path in _listed(directory) if path.name != MANIFEST)
+    paths = sorted(path for path in _listed(directory) if not path.name.startswith(MANIFEST))
     tensors = tensors_in(path for path in paths if path.suffix == ".safetensors")
     if not tensors:
         raise SnapshotError(f"{directory}: no safetensors file in it")

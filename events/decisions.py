@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from relight.events.ids import DecisionId, EngineName, EntryId, NodeName, RecoveryId, SyncId
-from relight.events.values import Canary, Member, Phases, Place, Process, Weights
+from relight.events.values import Avoided, Canary, Member, Phases, Place, Process, Weights
 from relight.events.version import Version
 
 
@@ -77,8 +77,8 @@ class StartEngine(ForEngine, frozen=True, kw_only=True):
     how: Literal["cold", "fork", "standby"] = "cold"
     weights: Weights | None = None
     """To be started on; none for the base model."""
-    avoid: dict[NodeName, tuple[str, ...]] = {}
-    """Devices of these nodes that failed again and again: another one is taken where there is one."""
+    avoid: tuple[Avoided, ...] = ()
+    """Devices that failed again and again: another one is taken where there is one."""
     deadline: int
 
 

@@ -84,6 +84,8 @@ class Healthy(OfEngine, frozen=True, kw_only=True):
     """What could not be shown of its weights beyond the bytes handed over; none where enough was."""
     moved: bool = True
     """Of one that is unproven: false where it computes in every bit what it computed before its last load."""
+    labelled: bool = False
+    """The engine itself told `version`, as its label; else it is what its agent last knew."""
     answers: DecisionId | None = None
 
 

@@ -65,6 +65,10 @@ class Reference(Value, frozen=True, kw_only=True):
     canary: Canary
     moved: bool = True
     """Whether it is, in any bit, another one than what the engine computed with the weights before."""
+    far: bool | None = None
+    """Whether by more than the tolerance; None where that is not known."""
+    aside: bool = False
+    """It stands on the word of who pushed the weights, not on a proof of them."""
 
 
 NOWHERE = NodeName("")

@@ -45,6 +45,13 @@ class Loaded(NamedTuple):
     incarnation: int
 
 
+class Avoided(NamedTuple):
+    """Devices of one node, as its node file names them."""
+
+    node: NodeName
+    devices: tuple[str, ...]
+
+
 class Failed(NamedTuple):
     engine: EngineName
     incarnation: int

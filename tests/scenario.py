@@ -218,6 +218,7 @@ def _of_engine(engine: EngineName, incarnation: int, said: str, rest: list[str])
             canary=computed(Version.parse(options.get("computes", str(version or BASE)))),
             unproven="nothing tells" if "unproven" in rest else None,
             moved="as-before" not in rest,
+            labelled="unlabelled" not in rest,
             answers=DecisionId("x"),
         ),
         "stopped": lambda: facts.EngineStopped(**name, node=node or NodeName("a"), proof=proof),
@@ -261,7 +262,7 @@ def short(said: object) -> str:
             where = f" at {said.node}" if said.node not in ("a", "b") else ""
             where = f" at {' '.join((said.node, *said.parts))}" if said.parts else where
             weights = f" on {said.weights.version}" if said.weights else ""
-            avoided = "".join(f" not {node}/{','.join(names)}" for node, names in said.avoid.items())
+            avoided = "".join(f" not {node}/{','.join(names)}" for node, names in said.avoid)
             return f"start {_name(said)}{where}{weights}{avoided}"
         case decisions.ProbeEngine():
             return f"probe {_name(said)}"

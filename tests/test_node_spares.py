@@ -19,7 +19,7 @@ from relight.events.errors import UsageError
 from relight.events.facts import EngineDead, EngineStarted, EngineStopped, NodeSilent, NodeUp, StartFailed
 from relight.events.ids import EngineName, NodeName
 from relight.events.schema import EngineState, Left
-from relight.events.values import Phase
+from relight.events.values import Avoided, Phase
 from relight.orchestrator.settings import Settings
 from tests.node_support import (
     JOB,
@@ -231,13 +231,13 @@ async def test_a_device_to_be_avoided_is_left_for_a_free_one_and_by_the_next_tha
     server: Embedded, tmp_path: Path, stub_model: Path
 ) -> None:
     file = with_spare(tmp_path / "state", stub_model, devices=("3",))
-    avoid = {NODE: ("0",)}
+    avoid = (Avoided(NODE, ("0",)),)
     async with hosting(file, server.url) as player:
         assert (await player.ask(EngineStarted, player.start(1))).device == "0"
         asked_again = await player.ask(EngineStarted, player.start(1, avoid=avoid))
         assert asked_again.device == "0", "what is up stays where it is"
         await player.ask(EngineStopped, player.stop(1))
-        elsewhere_only = await player.ask(EngineStarted, player.start(2, avoid={OTHER: ("0",)}))
+        elsewhere_only = await player.ask(EngineStarted, player.start(2, avoid=(Avoided(OTHER, ("0",)),)))
         assert elsewhere_only.device == "0"
         await player.ask(EngineStopped, player.stop(2))
         assert (await player.ask(EngineStarted, player.start(3, avoid=avoid))).device == "3"
@@ -254,7 +254,8 @@ async def test_a_place_without_a_device_of_its_own_is_no_way_around_a_device(
     async with hosting(file, server.url) as player:
         await player.ask(EngineStarted, player.start(1))
         await player.ask(EngineStopped, player.stop(1))
-        assert (await player.ask(EngineStarted, player.start(2, avoid={NODE: ("0",)}))).device == "0"
+        again = player.start(2, avoid=(Avoided(NODE, ("0",)),))
+        assert (await player.ask(EngineStarted, again)).device == "0"
         assert (await player.ask(EngineStarted, player.start(1, engine=GUEST))).device == "7"
 
 

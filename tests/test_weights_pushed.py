@@ -16,6 +16,7 @@ from relight.events.bus.embedded import Embedded
 from relight.events.decisions import Alarm, ProbeEngine, RouteAdded, RouteFenced, StopEngine
 from relight.events.ids import EngineName
 from tests.node_support import engine, node_file
+from tests.orchestrator_support import until
 from tests.test_transports import Folders, Trained
 from tests.weights_rig import Call, Watch, job, training
 
@@ -40,6 +41,16 @@ class Pushing:
                 for tensor in self._model.parameters():
                     tensor.add_(0.125)
         await self._call(lambda trainer: trainer.sync(step))
+
+    async def looked_at(self, step: int) -> None:
+        """What every engine computes at that step is known."""
+
+        async def known() -> bool:
+            engines = (await self.watch.job.snapshot()).engines.values()
+            looks = [engine.unproven or engine.reference for engine in engines]
+            return all(look and look.version.run > 0 and look.version.step == step for look in looks)
+
+        await until(known, within_s=30.0)
 
     @asynccontextmanager
     async def waiting(self) -> AsyncIterator[None]:
@@ -71,6 +82,7 @@ async def test_one_that_takes_nothing_at_an_ordinary_push_is_told_by_its_peer(
         watch = trainer.watch
         await trainer.sync(0)
         await trainer.sync(1)
+        await trainer.looked_at(1)
         await watch.knobs(liar, transfer="nothing")
         await trainer.sync(2)
         alarm = await watch.until(Alarm, lambda alarm: alarm.kind == "weights")
@@ -104,6 +116,7 @@ async def test_one_that_takes_nothing_and_is_alone_is_told_to_people(
         watch = trainer.watch
         await trainer.sync(0)
         await trainer.sync(1)
+        await trainer.looked_at(1)
         assert len(watch.all(Alarm)) == 1, "of the first push, which is measured by nothing"
         await watch.knobs(E0, transfer="nothing")
         await trainer.sync(2)
@@ -122,6 +135,7 @@ async def test_a_push_that_changes_nothing_stops_nobody(
         watch = trainer.watch
         await trainer.sync(0)
         await trainer.sync(1)
+        await trainer.looked_at(1)
         await trainer.sync(2, changed=False)
         for name in (E0, E1):
             await watch.until(

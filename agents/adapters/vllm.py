@@ -48,6 +48,10 @@ class EngineRefused(RelightError):
     """An answer that is not success, or not what it should be."""
 
 
+class CanaryAborted(EngineRefused):
+    """Somebody aborts what the engine generates, as who pauses it may: that tells nothing of the engine."""
+
+
 class Counters(NamedTuple):
     """What /metrics tells of work."""
 
@@ -304,6 +308,8 @@ def total(exposition: bytes, name: str) -> float | None:
 
 
 def _canary(prompt: Sequence[int], told: _Generated) -> Canary:
+    if len(told.choices) == 1 and told.choices[0].finish_reason == "abort":
+        raise CanaryAborted("canary: it was aborted")
     if len(told.choices) != 1 or len(told.choices[0].token_ids) != 1:
         raise EngineRefused(f"canary: asked for one token, got {[c.token_ids for c in told.choices]}")
     choice = told.choices[0]

@@ -1,10 +1,11 @@
 """Looking at an engine because somebody asked: it is well, or it is dead, and busy is not dead."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import anyio
 
-from relight.agents.adapters.vllm import Counters, EngineRefused, EngineUnreachable
+from relight.agents.adapters.vllm import CanaryAborted, Counters, EngineRefused, EngineUnreachable
 from relight.agents.node.owned import Owned
 from relight.agents.node.verify import healthy
 from relight.events.bus.clock import monotonic_ms
@@ -12,8 +13,11 @@ from relight.events.decisions import ProbeEngine
 from relight.events.values import Canary, Evidence
 from relight.events.version import BASE, Version
 
-CALL_S = 5.0
+CALL_S = 2.0
 """Limit of one look at the server process alone, which answers in milliseconds."""
+REPLY_S = 7.0
+"""Of the time that an order gives: kept for what is asked behind the look, and for the answer's own way. An
+order that gives less is halved."""
 
 
 class Stalled(NamedTuple):
@@ -24,29 +28,46 @@ class Stalled(NamedTuple):
     """How long it was asked."""
 
 
-async def probe(owned: Owned, order: ProbeEngine) -> Stalled | None:
-    """Do what `order` says: publishes Healthy, or returns why the engine is dead."""
+async def probe(owned: Owned, order: ProbeEngine, *, lent: Callable[[], bool]) -> Stalled | None:
+    """Do what `order` says: publishes Healthy, or returns why the engine is dead.
+
+    `lent`: whether a trainer may write into it at this moment.
+    """
     began, before = monotonic_ms(), await _counters(owned)
+    left_s = owned.seconds_until(order.deadline, at_least=0.1)
     evidence: Evidence = {"canary": True}
     seen: Canary | None = None
     try:
-        with anyio.fail_after(owned.seconds_until(order.deadline, at_least=0.1)):
+        with anyio.fail_after(max(left_s - REPLY_S, left_s / 2.0)):
             seen = await _look(owned)
-    except (TimeoutError, EngineUnreachable) as error:
-        after = await _counters(owned)
-        if before is not None and after is not None and after.tokens > before.tokens:
-            evidence = {"canary": False, "tokens": after.tokens - before.tokens, "running": after.running}
-        elif await _is_paused(owned):  # since it was asked: the next weights are written into it
-            evidence = {"canary": False, "paused": True}
-        elif owned.compiling.goes_on(owned.tree, now=monotonic_ms() / 1000.0, gap_s=owned.config.stall_s):
-            evidence = {"canary": False, "compiling": True}
-        else:
+    except (TimeoutError, EngineUnreachable, CanaryAborted) as error:
+        excuse = await _excuse(owned, before, aborted=isinstance(error, CanaryAborted), lent=lent())
+        if excuse is None:
             text = f"probe: {error or 'no answer before its deadline'}, and no token was made"
             return Stalled(text, monotonic_ms() - began)
+        evidence = {"canary": False, **excuse}
     except EngineRefused as error:
         return Stalled(f"probe: {error}", monotonic_ms() - began)
-    version = await _label(owned) or owned.record.version or BASE  # a push moves the label alone
-    owned.shared.say(healthy(owned, version, seen=seen, evidence=evidence, answers=order.id))
+    label = await _label(owned)
+    version = label or owned.record.version or BASE  # a push moves the label alone
+    fact = healthy(owned, version, seen=seen, evidence=evidence, answers=order.id, labelled=label is not None)
+    owned.shared.say(fact)
+    return None
+
+
+async def _excuse(owned: Owned, before: Counters | None, *, aborted: bool, lent: bool) -> Evidence | None:
+    """Why an engine that gave no canary is not dead; None where nothing speaks for it."""
+    if aborted:
+        return {"aborted": True}
+    if lent:
+        return {"lent": True}
+    after = await _counters(owned)
+    if before is not None and after is not None and after.tokens > before.tokens:
+        return {"tokens": after.tokens - before.tokens, "running": after.running}
+    if await _is_paused(owned):  # since it was asked: the next weights are written into it
+        return {"paused": True}
+    if owned.compiling.goes_on(owned.tree, now=monotonic_ms() / 1000.0, gap_s=owned.config.stall_s):
+        return {"compiling": True}
     return None
 
 

@@ -150,7 +150,7 @@ class Slot:
             case _ if not self.owned.up or command.incarnation != self.owned.record.incarnation:
                 log.info("that incarnation is not up engine=%s.%d", command.engine, command.incarnation)
             case ProbeEngine():
-                if stalled := await probe(self.owned, command):
+                if stalled := await probe(self.owned, command, lent=self._watchman.is_lent):
                     self._stalled(stalled.detail, stalled.silent_ms)
             case LoadWeights():
                 with self._watchman.excused():

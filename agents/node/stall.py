@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import anyio
 from anyio.abc import TaskGroup
 
-from relight.agents.adapters.vllm import EngineRefused, EngineUnreachable
+from relight.agents.adapters.vllm import CanaryAborted, EngineRefused, EngineUnreachable
 from relight.agents.node.owned import Owned
 from relight.agents.node.vigil import Verdict, Vigil
 from relight.events.bus.clock import monotonic_ms
@@ -54,6 +54,10 @@ class Watchman:
         self._incarnation = 0
         self._paused_answers = 0
 
+    def is_lent(self) -> bool:
+        """Whether a trainer may pause it and write into it now."""
+        return _now() < self.leased_until_s
+
     @contextmanager
     def excused(self) -> Generator[None]:
         """While a load runs, whose own deadline bounds it."""
@@ -87,7 +91,7 @@ class Watchman:
 
     def _watched(self, now: float) -> bool:
         owned = self._owned
-        if not owned.up or self._excuses or now < self.leased_until_s:
+        if not owned.up or self._excuses or self.is_lent():
             self._vigil = None
             self._stop_asking()
             return False
@@ -176,6 +180,8 @@ class Watchman:
                 vigil.held(_now())
                 return
             await self._owned.canary(within_s=stall_s)
+        except CanaryAborted:
+            vigil.excuse(_now())
         except (EngineUnreachable, EngineRefused) as error:
             if vigil is not self._vigil or not self._owned.up or vigil.verdict(_now()) is Verdict.WELL:
                 return

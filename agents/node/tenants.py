@@ -96,7 +96,8 @@ class Tenants:
             return self.slots.get(name) or self._strangers.get(name) or self._move_in(name, self._strangers)
         try:
             part = parts.addressed(order).index(self.file.node)
-            engine = self.places.take(name, part, avoid=order.avoid.get(self.file.node, ()))
+            avoid = next((each.devices for each in order.avoid if each.node == self.file.node), ())
+            engine = self.places.take(name, part, avoid=avoid)
         except StartFailure as error:
             log.warning("an engine cannot come engine=%s error=%s", name, error)
             slot = self._strangers.get(name) or self._move_in(name, self._strangers)

@@ -70,6 +70,7 @@ def healthy(  # noqa: PLR0913 -- a fact's fields
     answers: DecisionId,
     unproven: str | None = None,
     moved: bool = True,
+    labelled: bool = True,
 ) -> Healthy:
     """The fact that answers a VerifyEngine or a ProbeEngine."""
     assert owned.record.address is not None
@@ -82,6 +83,7 @@ def healthy(  # noqa: PLR0913 -- a fact's fields
         evidence=evidence,
         unproven=unproven,
         moved=moved,
+        labelled=labelled,
         answers=answers,
     )
 

@@ -27,7 +27,7 @@ from relight.events.version import BASE
 from relight.orchestrator.core import budget, devices, parts, proof, recovery, rolling
 from relight.orchestrator.core.devices import Device
 from relight.orchestrator.core.enter import order_probe, order_stop
-from relight.orchestrator.core.guards import Case
+from relight.orchestrator.core.guards import Case, is_synced_now
 
 
 def absorb(case: Case) -> None:
@@ -242,7 +242,8 @@ def _healthy(case: Case, fact: Healthy) -> None:
             detail = f"{case.name}.{fact.incarnation} at {fact.version}: {fact.unproven}"
             work.alarm("unproven", detail, reason="it is routed by the digest of what was handed over alone")
     work.put(case.name, intent=None)
-    proof.weigh(work, case.name, fact)
+    if not is_synced_now(case):  # what is written now is of no version
+        proof.weigh(work, case.name, fact)
 
 
 def _seen(case: Case, fact: NodeUp) -> None:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from relight.events.ids import EngineName, NodeName
 from relight.events.schema import NodeRecord
+from relight.events.values import Avoided
 from relight.orchestrator.core.job import Work
 
 
@@ -35,16 +36,16 @@ def failed(work: Work, name: EngineName, at: Device, *, why: str) -> None:
         work.alarm("device", detail, reason=reason)
 
 
-def worn(work: Work, nodes: Iterable[NodeName]) -> dict[NodeName, tuple[str, ...]]:
+def worn(work: Work, nodes: Iterable[NodeName]) -> tuple[Avoided, ...]:
     """The devices of these nodes that failed as often as is named, within the window; no others' names."""
-    found: dict[NodeName, tuple[str, ...]] = {}
+    found: list[Avoided] = []
     for node in nodes:
         record = work.meta.nodes.get(node)
         recent = _in_window(work, record) if record is not None else {}
         often = sorted(name for name, times in recent.items() if len(times) >= work.settings.device_failures)
         if often:
-            found[node] = tuple(often)
-    return found
+            found.append(Avoided(node, tuple(often)))
+    return tuple(found)
 
 
 def _in_window(work: Work, record: NodeRecord) -> dict[str, tuple[int, ...]]:

@@ -6,7 +6,7 @@ void, whatever is later said of it.
 
 from msgspec.structs import replace
 
-from relight.events.decisions import LoadWeights, SyncWeights
+from relight.events.decisions import LoadWeights, ProbeEngine, SyncWeights
 from relight.events.facts import WeightsPublished, WeightsSynced
 from relight.events.ids import EngineName, SyncId
 from relight.events.schema import Boundary, EngineState, OpenSync
@@ -66,8 +66,11 @@ def order_sync(work: Work) -> None:
         boundary=replace(boundary, ordered=True, awaiting=awaiting),
     )
     for name in names:
-        if work.engines[name].phase is Phase.STALE:
+        engine = work.engines[name]
+        if engine.phase is Phase.STALE:
             enter(work, name, Phase.SYNCING, reason=order.reason)
+        elif boundary.pushes and isinstance(engine.intent, ProbeEngine):
+            work.put(name, intent=None)  # whoever is written into answers nobody; its next look is to come
 
 
 def _can_sync(work: Work, name: EngineName) -> bool:

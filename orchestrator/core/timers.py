@@ -21,48 +21,48 @@ def tick(work: Work) -> None:
     if too_few_at is not None and too_few_at <= work.now:
         floor.alarm(work, reason="for longer than the settings allow")
     for name, engine in list(work.engines.items()):
-        if _is_due(work.meta, engine, work.now):
+        if _is_due(work.meta, engine, work.now, epoch=work.epoch):
             _expired(work, name, engine)
         elif _waits_too_long(work, engine):
             _name_what_it_waits_for(work, name)
     for name, engine in list(work.engines.items()):
         for left in engine.left:
-            if _left_is_due(work.meta, left, work.now):
+            if _left_is_due(work.meta, left, work.now, epoch=work.epoch):
                 moves.stop_left(work, name, left.node, reason="its stop was not proven in time")
     for node, record in list(work.meta.nodes.items()):
         if record.asked is not None and record.asked.deadline <= work.now and not record.silent:
             ask_report(work, node, reason="its report did not come in time")
 
 
-def _is_due(meta: Meta, engine: EngineState, now: int) -> bool:
-    due = answer_due(meta, engine)
+def _is_due(meta: Meta, engine: EngineState, now: int, *, epoch: int) -> bool:
+    due = answer_due(meta, engine, epoch=epoch)
     return due is not None and due <= now
 
 
-def answer_due(meta: Meta, engine: EngineState) -> int | None:
-    """When the engine's open step must be answered. One on a silent node is asked for again when it speaks,
-    one that is withheld when it may be done."""
+def answer_due(meta: Meta, engine: EngineState, *, epoch: int) -> int | None:
+    """When the engine's open step must be answered. One on a silent node, or on one that has not reported
+    under this epoch, is asked for again when it speaks; one that is withheld when it may be done."""
     if engine.intent is None or is_withheld(engine):
         return None
     asked: tuple[NodeName, ...] = (engine.node,)
     if engine.parts and isinstance(engine.intent, StartEngine | StopEngine):
         asked = tuple(place.node for place in parts.to_stop(engine))
-    return None if all(_is_silent(meta, node) for node in asked) else engine.intent.deadline
+    return None if all(_is_to_speak(meta, node, epoch) for node in asked) else engine.intent.deadline
 
 
-def _is_silent(meta: Meta, node: NodeName) -> bool:
+def _is_to_speak(meta: Meta, node: NodeName, epoch: int) -> bool:
+    """Whether the node is known, and a report of it is awaited."""
     record = meta.nodes.get(node)
-    return record is not None and record.silent
+    return record is not None and (record.silent or record.reported != epoch)
 
 
-def _left_is_due(meta: Meta, left: Left, now: int) -> bool:
-    due = _left_due(meta, left)
+def _left_is_due(meta: Meta, left: Left, now: int, *, epoch: int) -> bool:
+    due = _left_due(meta, left, epoch=epoch)
     return due is not None and due <= now
 
 
-def _left_due(meta: Meta, left: Left) -> int | None:
-    record = meta.nodes.get(left.node)
-    if left.intent is None or left.intent.dry_run or (record is not None and record.silent):
+def _left_due(meta: Meta, left: Left, *, epoch: int) -> int | None:
+    if left.intent is None or left.intent.dry_run or _is_to_speak(meta, left.node, epoch):
         return None
     return left.intent.deadline
 
@@ -139,10 +139,12 @@ def _wakes(job: Job) -> Iterator[int]:
     if too_few_at is not None:
         yield too_few_at
     for engine in job.engines.values():
-        due = answer_due(job.meta, engine)
+        due = answer_due(job.meta, engine, epoch=job.epoch)
         if due is not None:
             yield due
-        yield from (due for left in engine.left if (due := _left_due(job.meta, left)) is not None)
+        yield from (
+            due for left in engine.left if (due := _left_due(job.meta, left, epoch=job.epoch)) is not None
+        )
         moves_at = moves.moves_at(job.settings, job.meta, engine)
         if moves_at is not None:
             yield moves_at

@@ -233,7 +233,7 @@ def _armed(job: Job) -> tuple[Timer, ...]:
     for name, engine in job.engines.items():
         if engine.phase in (Phase.BACKOFF, Phase.STALE) and engine.not_before > NOW:
             timers.append(("rest", name))
-        if answer_due(job.meta, engine) is not None:
+        if answer_due(job.meta, engine, epoch=job.epoch) is not None:
             timers.append(("intent", name))
         if engine.phase is Phase.STALE and not engine.alarmed and not job.meta.finished:
             timers.append(("wait", name))
