@@ -231,6 +231,9 @@ async def test_canaries_of_a_busy_engine_never_pile_up_in_it(
             busy = await player.ask(Healthy, player.probe(seconds=0.4))
             assert busy.canary is None and busy.evidence["canary"] is False
             assert await _waiting(started) <= 1
+        look = player.probe(seconds=4.0)
+        assert (await player.ask(Healthy, look)).canary is None
+        assert player.job.bus.clock.now_ms() < look.deadline, "an answer that comes later is none"
         with anyio.fail_after(5):
             while await _waiting(started) > 0:
                 await anyio.sleep(0.02)

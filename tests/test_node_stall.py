@@ -16,6 +16,7 @@ from relight.events.values import Member
 from relight.events.version import BASE, Version
 from tests.node_support import (
     E0,
+    Player,
     alive,
     directing,
     engine,
@@ -178,6 +179,35 @@ async def test_an_engine_that_is_paused_while_it_is_looked_at_is_no_death(
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(("fault", "why"), [("abort", "aborted"), ("silent", "lent")])
+async def test_a_look_that_the_next_push_spoils_is_no_death(
+    server: Embedded, tmp_path: Path, stub_model: Path, fault: str, why: str
+) -> None:
+    """Who pauses it by abort ends the canary, and a core that is written into answers nobody."""
+    async with directing(node_file(tmp_path / "state", engine(stub_model)), server.url) as player:
+        started = await player.ask(EngineStarted, player.start())
+        await player.ask(Healthy, player.verify(BASE))
+        await knobs(started, stream_fault=fault)
+        if why == "lent":
+            await player.decide(_push(player, started, seconds=30.0))
+        told = await player.ask(Healthy, player.probe(seconds=2.0))
+        assert told.canary is None and told.evidence[why] is True
+        assert not player.seen(EngineDead)
+
+
+def _push(player: Player, started: EngineStarted, *, seconds: float) -> SyncWeights:
+    return SyncWeights(
+        **player.head(),
+        sync=SyncId("s1"),
+        run=7,
+        boundary=1,
+        version=Version(7, 1),
+        members=(Member(E0, 1, started.address),),
+        deadline=player.deadline(seconds),
+    )
+
+
+@pytest.mark.anyio
 async def test_late_probes_of_an_engine_that_works_are_no_death(
     server: Embedded, tmp_path: Path, stub_model: Path
 ) -> None:
@@ -201,16 +231,7 @@ async def test_a_paused_engine_is_no_stall_and_a_foreign_pause_expires(
         with pytest.raises(TimeoutError):
             await player.wait(EngineDead, within_s=3)
         await player.ask(Healthy, player.verify(BASE))
-        order = SyncWeights(
-            **player.head(),
-            sync=SyncId("s1"),
-            run=7,
-            boundary=1,
-            version=Version(7, 1),
-            members=(Member(E0, 1, started.address),),
-            deadline=player.deadline(3),
-        )
-        await player.decide(order)
+        await player.decide(_push(player, started, seconds=3))
         await post(started, "/pause?mode=keep")
         began = anyio.current_time()
         await player.wait(PauseExpired)
