@@ -18,13 +18,13 @@ import pytest
 
 from relight.agents.adapters import nvml
 from relight.agents.adapters.nvml import Nvml
-from relight.agents.node import devices, lifecycle, proc
+from relight.agents.node import devices, lifecycle, ports, proc, start
 from relight.agents.node.devices import Before, Devices, DeviceUnknown, Memory
 from relight.agents.node.errors import NotProven
 from relight.events.bus.embedded import Embedded, free_port
 from relight.events.facts import EngineDead, EngineStarted, EngineStopped, NodeUp, StartFailed, StopFailed
 from relight.events.ids import EngineName
-from relight.events.values import Process
+from relight.events.values import Cause, Process
 from tests import fake_nvml
 from tests.fake_nvml import Card
 from tests.node_support import (
@@ -215,6 +215,48 @@ async def test_an_engine_whose_memory_is_pinned_stays_fenced_and_no_other_starts
             kill(sidecar)
             stopped = await player.ask(EngineStopped, player.stop())
             assert stopped.proof.memory_back is True
+            await player.ask(EngineStarted, player.start(2))
+            tasks.cancel_scope.cancel()
+
+
+class Pinned:
+    """A device of which somebody has taken much between the first look at it and the end of the test's."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.freed = False
+
+    def select(self, visible: str | None) -> tuple[str, ...]:
+        return ("GPU-aa",)
+
+    def look(self, uuid: str) -> devices.Device:
+        self.looks += 1
+        return devices.Device(uuid, 600.0 if self.freed or self.looks == 1 else 9600.0, ())
+
+
+async def test_a_first_try_that_is_not_proven_gone_is_told_and_its_agent_works_on(
+    server: Embedded, tmp_path: Path, stub_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "PROOF_S", 0.3)
+    monkeypatch.setattr(lifecycle, "PROOF_S", 0.3)
+    taken = ports.pick(())
+    real, given = ports.pick, iter([taken])
+    monkeypatch.setattr(ports, "pick", lambda refused: next(given, None) or real(refused))
+    known = Pinned()
+    file = node_file(tmp_path / "state", engine(stub_model, env={"CUDA_VISIBLE_DEVICES": "0"}))
+    with swept(file), socket.create_server(("127.0.0.1", taken)):
+        async with playing(server.url) as player, anyio.create_task_group() as tasks:
+
+            async def serve() -> None:
+                await agent.serve(file, bus_url=server.url, stop_engines=True, devices=known)
+
+            tasks.start_soon(serve)
+            await player.wait(NodeUp)
+            dead = await player.ask(EngineDead, player.start())
+            assert dead.cause is Cause.START
+            assert "memory: device GPU-aa has 9000 MiB more" in dead.detail
+            known.freed = True
+            assert (await player.ask(EngineStopped, player.stop())).proof.memory_back is True
             await player.ask(EngineStarted, player.start(2))
             tasks.cancel_scope.cancel()
 
