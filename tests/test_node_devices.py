@@ -8,8 +8,9 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import pytest
 from relight.agents.adapters import nvml
 from relight.agents.adapters.nvml import Nvml
 from relight.agents.node import devices, lifecycle, ports, proc, start
-from relight.agents.node.devices import Before, Devices, DeviceUnknown, Memory
+from relight.agents.node.devices import Before, Devices, DeviceUnknown, Memory, Use
 from relight.agents.node.errors import NotProven
 from relight.events.bus.embedded import Embedded, free_port
 from relight.events.facts import EngineDead, EngineStarted, EngineStopped, NodeUp, StartFailed, StopFailed
@@ -41,6 +42,9 @@ from tests.node_support import (
 )
 
 pytestmark = pytest.mark.anyio
+
+NO_PID = (1 << 22) + 1
+"""Above what any kernel gives."""
 
 
 @contextmanager
@@ -116,11 +120,11 @@ async def test_a_driver_that_never_answers_holds_up_its_own_question_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(devices, "ASK_S", 0.05)
-    free = anyio.Event()
+    free = threading.Event()
 
     class Wedged:
         def select(self, visible: str | None) -> tuple[str, ...]:
-            anyio.from_thread.run(free.wait)
+            free.wait()
             return ()
 
         def look(self, uuid: str) -> devices.Device:
@@ -157,6 +161,69 @@ async def test_memory_that_was_not_seen_before_is_back_only_when_nobody_else_is_
         card.lost = False
         kill(sidecar)
         assert await memory.proven_back(before, visible="0", within_s=5) is True
+
+
+class Constant:
+    """A driver that always tells the same of its devices, and counts how often it was asked."""
+
+    def __init__(self, *uses: Use, used_mib: float = 9600.0) -> None:
+        self._told = devices.Device("GPU-aa", used_mib, uses)
+        self.looks = 0
+
+    def select(self, visible: str | None) -> tuple[str, ...]:
+        return ("GPU-aa",)
+
+    def look(self, uuid: str) -> devices.Device:
+        self.looks += 1
+        return self._told
+
+
+@pytest.mark.parametrize(
+    ("mib", "since", "used_mib", "back"),
+    [
+        (9000.0, 0, 9600.0, "held"),
+        (None, 0, 600.0, "held"),
+        (10.0, 0, 600.0, True),
+        (9000.0, 1, 9600.0, None),
+        (900.0, 1, 950.0, True),
+    ],
+)
+async def test_of_a_device_that_was_not_seen_before_only_who_came_since_and_has_much_may_be_the_engines(
+    mib: float | None, since: int, used_mib: float, back: bool | str | None
+) -> None:
+    with helper() as stranger:
+        known = Constant(Use(stranger.pid, mib), used_mib=used_mib)
+        first = Process(1, stranger.start + since)
+        prove = partial(Memory(known, kin=set).proven_back, visible="0", within_s=0, processes=(first,))
+        for before in (Before("GPU-aa", None), Before(devices.UNRESOLVED, None)):
+            if back == "held":
+                with pytest.raises(NotProven, match=f"held by pid {stranger.pid} .*not known"):
+                    await prove((before,))
+            else:
+                assert await prove((before,)) is back
+
+
+async def test_where_nobody_knows_when_an_engine_began_whoever_holds_much_may_be_its_own() -> None:
+    with helper() as stranger:
+        memory = Memory(Constant(Use(stranger.pid, 9000.0)), kin=set)
+        with pytest.raises(NotProven, match=f"held by pid {stranger.pid}"):
+            await memory.proven_back((Before("GPU-aa", None),), visible="0", within_s=0)
+
+
+async def test_whose_memory_it_is_that_a_process_out_of_sight_holds_is_not_known() -> None:
+    memory = Memory(Constant(Use(NO_PID, 9000.0)), kin=set)
+    assert await memory.proven_back((Before("GPU-aa", None),), visible="0", within_s=0) is None
+    small = Memory(Constant(Use(NO_PID, 10.0), used_mib=600.0), kin=set)
+    assert await small.proven_back((Before("GPU-aa", None),), visible="0", within_s=0) is True
+
+
+async def test_a_holder_on_a_device_that_an_engine_only_may_have_had_is_no_objection() -> None:
+    with helper() as stranger:
+        memory = Memory(Constant(Use(stranger.pid, 9000.0)), kin=set)
+        before = (Before(devices.UNRESOLVED, None),)
+        assert await memory.proven_back(before, visible=None, within_s=0) is None
+        with pytest.raises(NotProven, match=f"held by pid {stranger.pid}"):
+            await memory.proven_back(before, visible="0", within_s=0)
 
 
 async def test_devices_that_were_not_told_before_a_start_are_asked_for_at_the_proof(
@@ -293,12 +360,13 @@ async def test_an_engine_that_no_record_speaks_of_is_proven_with_its_port_and_it
     server: Embedded, tmp_path: Path, stub_model: Path, monkeypatch: pytest.MonkeyPatch, named: bool
 ) -> None:
     monkeypatch.setattr(lifecycle, "LEAST_S", 0.3)
-    card = Card("GPU-aa")
+    card = Card("GPU-aa", used_mib=400)
     known = Nvml(fake_nvml.loaded(monkeypatch, card))
     port = free_port()
     env = {"CUDA_VISIBLE_DEVICES": "0"} if named else {}
     file = node_file(tmp_path / "state", engine(stub_model, port=port, env=env))
-    with swept(file), helper() as sidecar:
+    with swept(file), ExitStack() as helpers:
+        card.hold(helpers.enter_context(helper()), 500)  # it was there before
         async with playing(server.url) as player:
             with agent_process(file, server.url, tmp_path / "node.json"):
                 await player.wait(NodeUp)
@@ -306,6 +374,7 @@ async def test_an_engine_that_no_record_speaks_of_is_proven_with_its_port_and_it
             for process in started.processes:
                 kill(process)
             shutil.rmtree(file.state_path)
+            sidecar = helpers.enter_context(helper())
             card.hold(sidecar, 10_000)
             async with anyio.create_task_group() as tasks:
 
@@ -320,7 +389,7 @@ async def test_an_engine_that_no_record_speaks_of_is_proven_with_its_port_and_it
                     assert failed.cause == "port" and str(port) in failed.detail
                 if named:
                     failed = await player.ask(StopFailed, stop())
-                    assert failed.cause == "memory" and f"pid {sidecar.pid}" in failed.detail
+                    assert failed.cause == "memory" and f"held by pid {sidecar.pid} 10000" in failed.detail
                     kill(sidecar)
                 proof = (await player.ask(EngineStopped, stop())).proof
                 assert set(started.processes) <= set(proof.processes)
