@@ -251,6 +251,43 @@ async def test_devices_that_were_not_told_before_a_start_are_asked_for_at_the_pr
     assert await memory.proven_back(before, visible="", within_s=0) is None, "it has no device"
 
 
+def test_a_device_that_cannot_be_asked_leaves_the_others_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = Card("GPU-aa"), Card("GPU-bb"), Card("GPU-cc")
+    known = Nvml(fake_nvml.loaded(monkeypatch, *cards))
+    cards[1].nameless = True
+    lost = devices.UNRESOLVED
+    assert known.select(None) == ("GPU-aa", lost, "GPU-cc")
+    assert known.select("0,2") == known.select("GPU-aa,GPU-c") == ("GPU-aa", "GPU-cc")
+    assert known.select("0,1") == known.select("GPU-aa,GPU-bb") == ("GPU-aa", lost)
+    assert known.select("-1") == () and known.select("0,3,2") == ("GPU-aa",)
+
+
+async def test_a_device_that_is_told_only_at_the_stop_leaves_what_is_known_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cards = Card("GPU-aa", used_mib=5000), Card("GPU-bb")
+    memory = Memory(Nvml(fake_nvml.loaded(monkeypatch, *cards)), kin=set)
+    cards[1].nameless = True
+    before = await memory.before(await memory.devices("0,1"))
+    assert before == (Before("GPU-aa", 5000.0), Before(devices.UNRESOLVED, None))
+    assert await memory.proven_back(before, visible="0,1", within_s=0) is None
+    cards[1].nameless = False
+    assert await memory.proven_back(before, visible="0,1", within_s=0) is True
+    with helper() as sidecar:
+        for card in cards:
+            card.hold(sidecar, 9000)
+            with pytest.raises(NotProven, match=f"{card.uuid} .*pid {sidecar.pid}"):
+                await memory.proven_back(before, visible="0,1", within_s=0)
+            card.hold(sidecar, 0)
+
+
+async def test_engines_whose_devices_are_not_told_do_not_wait_for_each_other() -> None:
+    memory = Memory(Constant(), kin=set)
+    with anyio.fail_after(5):
+        async with memory.turn((devices.UNRESOLVED, "GPU-aa")), memory.turn((devices.UNRESOLVED, "GPU-bb")):
+            pass
+
+
 async def test_an_engine_whose_memory_is_pinned_stays_fenced_and_no_other_starts_on_its_device(
     server: Embedded, tmp_path: Path, stub_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,7 +78,8 @@ class Devices(Protocol):
     """Whoever knows this machine's devices. Calls may block."""
 
     def select(self, visible: str | None) -> tuple[str, ...]:
-        """The devices that a value of CUDA_VISIBLE_DEVICES means. Raises DeviceUnknown."""
+        """The devices that a value of CUDA_VISIBLE_DEVICES means, `UNRESOLVED` for each that cannot be
+        asked. Raises DeviceUnknown."""
         ...
 
     def look(self, uuid: str) -> Device:
@@ -97,7 +98,7 @@ class Memory:
 
     async def devices(self, visible: str | None) -> tuple[str, ...]:
         """The devices that a value of CUDA_VISIBLE_DEVICES means; none where there is none to ask, and
-        `UNRESOLVED` where the driver does not tell."""
+        `UNRESOLVED` for those, or all, of which the driver does not tell."""
         if self._devices is None:
             return ()
         devices = self._devices
@@ -125,7 +126,7 @@ class Memory:
     async def turn(self, uuids: Iterable[str]) -> AsyncGenerator[None]:
         """Only one engine at a time takes memory on a device: each reckons with what it finds free there."""
         async with AsyncExitStack() as stack:
-            for uuid in sorted(set(uuids)):
+            for uuid in sorted(set(uuids) - {UNRESOLVED}):  # that one is not the same device for two engines
                 await stack.enter_async_context(self._turns.setdefault(uuid, anyio.Lock()))
             yield
 
@@ -145,9 +146,9 @@ class Memory:
         the first one among them; who started before them holds what is its own. Raises NotProven.
         """
         devices = self._devices
-        guessed = False
-        if devices is not None and UNRESOLVED in (each.uuid for each in before):
-            before, guessed = await self._before_unseen(visible), visible is None
+        named = {each.uuid for each in before}
+        if devices is not None and UNRESOLVED in named:
+            before = await self._resolved(before, visible)
         if devices is None or not before:
             return None
         now = monotonic_ms()
@@ -159,7 +160,7 @@ class Memory:
                 if not seen.told and monotonic_ms() >= late:
                     break
                 if monotonic_ms() >= deadline:
-                    if guessed:
+                    if visible is None and each.uuid not in named:
                         break
                     raise NotProven("memory", seen.held)
                 await anyio.sleep(POLL_S)
@@ -168,9 +169,11 @@ class Memory:
             told = told and seen.told and not seen.held
         return True if told else None
 
-    async def _before_unseen(self, visible: str | None) -> tuple[Before, ...]:
-        """The devices of an engine before whose start nobody looked at them."""
-        return tuple(Before(uuid, None) for uuid in await self.devices(visible))
+    async def _resolved(self, before: tuple[Before, ...], visible: str | None) -> tuple[Before, ...]:
+        """With the devices that are told now and were not before a start."""
+        known = {each.uuid: each for each in before if each.uuid != UNRESOLVED}
+        told = dict.fromkeys((*known, *await self.devices(visible)))
+        return tuple(known.get(uuid) or Before(uuid, None) for uuid in told)
 
     async def _seen(self, devices: Devices, before: Before, since: int) -> _Seen:
         if before.uuid == UNRESOLVED:
