@@ -219,9 +219,11 @@ async def test_whose_memory_it_is_that_a_process_out_of_sight_holds_is_not_known
 
 async def test_a_holder_on_a_device_that_an_engine_only_may_have_had_is_no_objection() -> None:
     with helper() as stranger:
-        memory = Memory(Constant(Use(stranger.pid, 9000.0)), kin=set)
+        known = Constant(Use(stranger.pid, 9000.0))
+        memory = Memory(known, kin=set)
         before = (Before(devices.UNRESOLVED, None),)
-        assert await memory.proven_back(before, visible=None, within_s=0) is None
+        assert await memory.proven_back(before, visible=None, within_s=0.5) is None
+        assert known.looks == 1, "a wait could prove nothing"
         with pytest.raises(NotProven, match=f"held by pid {stranger.pid}"):
             await memory.proven_back(before, visible="0", within_s=0)
 

@@ -142,7 +142,7 @@ class Memory:
 
         To be called when every process of the incarnation is gone. `visible`: the value of
         CUDA_VISIBLE_DEVICES by which unresolved devices are asked for again; where there is none, all of the
-        node's are looked at, and what is held there may be anybody's. `processes`: those of the incarnation,
+        node's are looked at once: what is held there may be anybody's. `processes`: those of the incarnation,
         the first one among them; who started before them holds what is its own. Raises NotProven.
         """
         devices = self._devices
@@ -157,11 +157,10 @@ class Memory:
         told = True
         for each in before:
             while (seen := await self._seen(devices, each, since)).held:
-                if not seen.told and monotonic_ms() >= late:
+                guessed = visible is None and each.uuid not in named
+                if guessed or (not seen.told and monotonic_ms() >= late):
                     break
                 if monotonic_ms() >= deadline:
-                    if visible is None and each.uuid not in named:
-                        break
                     raise NotProven("memory", seen.held)
                 await anyio.sleep(POLL_S)
             if seen.held:
