@@ -51,7 +51,8 @@ async def start(owned: Owned, order: StartEngine) -> None:
     """Start what `order` says and publish EngineStarted. Raises StartFailure, with what it left alive."""
     began = monotonic_ms()
     if refused := owned.refused or _misplaced(owned, order):
-        launch.prepare(owned, order)
+        with suppress(OSError):  # nothing is begun that a successor must know of
+            launch.prepare(owned, order)
         raise refused
     within_s = owned.seconds_until(order.deadline)
     if owned.config.start_s is not None:
