@@ -24,6 +24,8 @@ class Card:
         self.uuid = uuid
         self.lost = False
         """Fallen off the bus: every question is an error."""
+        self.nameless = False
+        """So lost that not even a handle is given."""
         self.hidden = False
         """The driver names no process, as in a container."""
         self._used_mib = used_mib
@@ -61,6 +63,8 @@ class Library:
         return 0
 
     def nvmlDeviceGetHandleByIndex_v2(self, index: Any, device: Any) -> int:
+        if self.cards[index.value].nameless:
+            return LOST
         device._obj.contents = ctypes.cast(index.value + 1, type(device._obj)).contents
         return 0
 

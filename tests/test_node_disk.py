@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from relight.events.facts import (
     WeightsFailed,
     WeightsLoaded,
 )
+from relight.events.ids import EngineName
 from relight.events.version import BASE, Version
 from tests.node_support import (
     E0,
@@ -81,6 +83,25 @@ async def test_on_a_full_disk_engines_are_kept_and_what_a_successor_must_know_is
         await until(lambda: record(file).phase == "absent", within_s=10)
         await player.ask(EngineStarted, player.start(3))
         assert (await player.ask(WeightsLoaded, player.load(V1, uri, digest, 3))).version == V1
+
+
+async def test_on_a_full_disk_what_cannot_come_is_refused_and_nobody_is_taken_for_what_never_was(
+    server: Embedded, tmp_path: Path, stub_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = node_file(tmp_path / "state", engine(stub_model))
+    bystander = subprocess.Popen(["sleep", "60"], env={"TMPDIR": "", "RELIGHT_TAG": ""})
+    try:
+        async with directing(file, server.url) as player:
+            with full(monkeypatch):
+                stranger = await player.ask(StartFailed, player.start(engine=EngineName("x9")))
+                assert (stranger.cause, stranger.retryable) == ("undefined", False)
+                refused = await player.ask(StartFailed, player.start())
+                assert refused.cause == "resources"
+            assert bystander.poll() is None, "a record without a tag has no processes"
+            await player.ask(EngineStarted, player.start(2))
+    finally:
+        bystander.kill()
+        bystander.wait()
 
 
 async def test_an_agent_whose_directory_is_taken_away_ends_and_its_successor_finds_the_engine(

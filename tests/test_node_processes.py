@@ -134,6 +134,15 @@ def test_a_session_whose_number_another_process_took_is_not_ours() -> None:
         assert marks.search(Marks("relight.test.e0.2", "/nowhere", ours), ()) == []
 
 
+def test_an_incarnation_without_marks_has_no_processes() -> None:
+    bystander = subprocess.Popen(["sleep", "60"], env={"TMPDIR": "", marks.TAG: ""})
+    try:
+        assert marks.search(Marks("", "", None), ()) == []
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
 def test_tags_of_other_state_directories_and_jobs_differ(tmp_path: Path) -> None:
     ids = {
         marks.slot_id(JobName(job), state_dir=tmp_path / folder)

@@ -247,6 +247,21 @@ async def test_a_device_to_be_avoided_is_left_for_a_free_one_and_by_the_next_tha
         assert guest.device == "0", "where there is no other, that one is taken"
 
 
+async def test_an_engine_that_comes_home_leaves_its_old_spare_to_the_guest_that_is_there(
+    server: Embedded, tmp_path: Path, stub_model: Path
+) -> None:
+    file = with_spare(tmp_path / "state", stub_model, devices=("3",))
+    avoid = {NODE: ("0",)}
+    async with hosting(file, server.url) as player:
+        assert (await player.ask(EngineStarted, player.start(1, avoid=avoid))).device == "3"
+        await player.ask(EngineStopped, player.stop(1))
+        await player.decide(elsewhere(player, E0, 2))
+        guest = await player.ask(EngineStarted, player.start(1, engine=GUEST, avoid=avoid))
+        assert guest.device == "3"
+        home = await player.ask(EngineStarted, player.start(3, avoid=avoid))
+        assert home.device == "0", "one engine a device"
+
+
 async def test_a_place_without_a_device_of_its_own_is_no_way_around_a_device(
     server: Embedded, tmp_path: Path, stub_model: Path
 ) -> None:

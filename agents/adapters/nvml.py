@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from relight.agents.node.devices import Device, DeviceUnknown, Use
+from relight.agents.node.devices import UNRESOLVED, Device, DeviceUnknown, Use
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +20,8 @@ class Nvml:
         self._nvml = library
 
     def select(self, visible: str | None) -> tuple[str, ...]:
-        """The UUIDs that a value of CUDA_VISIBLE_DEVICES names; None is every device.
+        """The UUIDs that a value of CUDA_VISIBLE_DEVICES names; None is every device. `UNRESOLVED` stands for
+        each that cannot be asked.
 
         Numbers are taken in PCI order, which is CUDA's own where all devices are of one kind or
         CUDA_DEVICE_ORDER says so. CUDA ends the list at the first entry that is none.
@@ -36,6 +37,8 @@ class Nvml:
                 chosen.append(word)
             elif found := [uuid for uuid in everything if uuid.startswith(word)]:
                 chosen.append(found[0])
+            elif UNRESOLVED in everything and word.startswith("GPU-"):  # it may be that one
+                chosen.append(UNRESOLVED)
             else:
                 break
         return tuple(chosen)
@@ -62,10 +65,19 @@ class Nvml:
     def _uuids(self) -> tuple[str, ...]:
         nvml = self._nvml
         try:
-            handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-            return tuple(str(nvml.nvmlDeviceGetUUID(handle)) for handle in handles)
+            count = int(nvml.nvmlDeviceGetCount())
         except nvml.NVMLError as error:
             raise DeviceUnknown(f"the devices cannot be listed: {error}") from error
+        return tuple(self._uuid(index) for index in range(count))
+
+    def _uuid(self, index: int) -> str:
+        """Of one that has fallen off the bus nothing is told; the others are as they were."""
+        nvml = self._nvml
+        try:
+            return str(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index)))
+        except nvml.NVMLError as error:
+            log.warning("a device cannot be asked index=%d error=%s", index, error)
+            return UNRESOLVED
 
 
 def found() -> Nvml | None:

@@ -13,6 +13,7 @@ import msgspec
 
 from relight.agents.node import launch, marks, proc, shm, sockets, stop
 from relight.agents.node.config import visible_devices
+from relight.agents.node.devices import UNRESOLVED, Before
 from relight.agents.node.errors import NotProven
 from relight.agents.node.marks import Marks
 from relight.agents.node.owned import Owned
@@ -68,26 +69,18 @@ async def prove_gone(owned: Owned, incarnation: int, named: Iterable[Process], *
         proof = await stop.prove_gone(remains, within_s=within_s)
     finally:
         tree.close()
-    memory_back = await _memory_back(owned, within_s=max(1.0, within_s - proof.took_ms / 1000.0))
+    memory_back = await owned.shared.memory.proven_back(
+        (Before(UNRESOLVED, None),),
+        visible=visible_devices(owned.config),
+        within_s=max(1.0, within_s - proof.took_ms / 1000.0),
+        processes=named,
+    )
     return msgspec.structs.replace(
         proof,
         processes=tuple({*proof.processes, *named}),
         memory_back=memory_back,
         took_ms=monotonic_ms() - began,
     )
-
-
-async def _memory_back(owned: Owned, *, within_s: float) -> bool | None:
-    """As far as it can be known: nobody has told which devices it had, if its own entry names none."""
-    memory, visible = owned.shared.memory, visible_devices(owned.config)
-    before = await memory.before_unseen(visible)
-    try:
-        return await memory.proven_back(before, visible=visible, within_s=within_s)
-    except NotProven as error:
-        if visible is not None:
-            raise
-        log.warning("whether its device memory is back is not known engine=%s error=%s", owned.name, error)
-        return None
 
 
 def _check_named(tree: Tree, process: Process) -> None:

@@ -155,7 +155,7 @@ def bears(process: Process, marks: Marks) -> bool:
 
 def _entitled(title: str, tag: str) -> bool:
     """Titles begin `PREFIX::`; a command line that only speaks of one (a search for it) is another's."""
-    return title.startswith(f"{tag}::")
+    return bool(tag) and title.startswith(f"{tag}::")
 
 
 def _is(stats: dict[int, Stat], process: Process) -> bool:
@@ -164,7 +164,9 @@ def _is(stats: dict[int, Stat], process: Process) -> bool:
 
 
 def _wears(words: frozenset[bytes], marks: Marks) -> bool:
-    return not words.isdisjoint((f"{TAG}={marks.tag}".encode(), f"TMPDIR={marks.tmpdir}".encode()))
+    """An empty value is nobody's mark: what was never started has none, others' may be empty."""
+    named = ((TAG, marks.tag), ("TMPDIR", marks.tmpdir))
+    return not words.isdisjoint(f"{name}={value}".encode() for name, value in named if value)
 
 
 def _add_session(mine: set[int], stats: dict[int, Stat], marks: Marks) -> None:

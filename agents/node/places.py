@@ -121,7 +121,7 @@ class Places:
 
     def _place_for(self, engine: Engine, avoid: Collection[str]) -> str:
         name = engine.name
-        if name in self._stays:  # for another part of it
+        if name in self._stays and name not in self._own:  # for another part of it
             return self._stays[name].place
         free = list(self._free())
         if not free:

@@ -25,7 +25,7 @@ from relight.agents.node import (
     stop,
 )
 from relight.agents.node.config import device, takes_weights, visible_devices
-from relight.agents.node.errors import StartFailure
+from relight.agents.node.errors import NotProven, StartFailure
 from relight.agents.node.launcher import First
 from relight.agents.node.owned import Owned
 from relight.agents.node.shapes import keep_shapes
@@ -41,6 +41,8 @@ POLL_S = 0.005
 """Between two looks for a listening port: nothing tells when a port opens."""
 TRIES = 3
 """Ports tried in one start before it fails with EADDRINUSE."""
+PROOF_S = 30.0
+"""For the proof that a try which is made again has left nothing."""
 CALL_S = 30.0
 """Limit of one control call to an engine that is up."""
 
@@ -49,7 +51,8 @@ async def start(owned: Owned, order: StartEngine) -> None:
     """Start what `order` says and publish EngineStarted. Raises StartFailure, with what it left alive."""
     began = monotonic_ms()
     if refused := owned.refused or _misplaced(owned, order):
-        launch.prepare(owned, order)
+        with suppress(OSError):  # nothing is begun that a successor must know of
+            launch.prepare(owned, order)
         raise refused
     within_s = owned.seconds_until(order.deadline)
     if owned.config.start_s is not None:
@@ -88,7 +91,7 @@ async def _start(owned: Owned, order: StartEngine, began: float) -> None:
                 raise
             why = "another port is tried" if taken else "a reload has spoilt its weights"
             log.info("it is started once more: %s engine=%s port=%d", why, owned.name, owned.record.port)
-            await stop.prove_present_gone(owned, grace_s=0, within_s=30.0)
+            await _clear(owned)
             launcher.of(owned).ended(owned, order.incarnation, error.detail)
     owned.look_around()
     seconds = (monotonic_ms() - began) / 1000.0
@@ -99,6 +102,14 @@ async def _start(owned: Owned, order: StartEngine, began: float) -> None:
         "up engine=%s.%d address=%s seconds=%.1f log=%s",
         *(owned.name, told.incarnation, told.address, told.seconds, owned.log_path),
     )
+
+
+async def _clear(owned: Owned) -> None:
+    """Between two tries. What is not proven gone by then ends the start, and is stopped once more."""
+    try:
+        await stop.prove_present_gone(owned, grace_s=0, within_s=PROOF_S)
+    except NotProven as error:
+        raise StartFailure("predecessor", str(error)) from error
 
 
 def started(owned: Owned, order: StartEngine) -> EngineStarted:

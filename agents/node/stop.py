@@ -90,8 +90,12 @@ async def prove_present_gone(owned: Owned, *, grace_s: float, within_s: float) -
         grace = owned.grace = anyio.CancelScope(deadline=anyio.current_time() + grace_s)
     proof = await prove_gone(remains, grace=grace, within_s=within_s)
     left_s = max(1.0, within_s - proof.took_ms / 1000.0)
+    first = (record.leader,) if record.leader else ()
     memory_back = await owned.shared.memory.proven_back(
-        record.devices, visible=visible_devices(owned.config), within_s=left_s
+        record.devices,
+        visible=visible_devices(owned.config),
+        within_s=left_s,
+        processes=(*first, *proof.processes),
     )
     proof = msgspec.structs.replace(proof, memory_back=memory_back, took_ms=monotonic_ms() - began)
     if not ours and record.port is not None:  # it never listened there, so another may
