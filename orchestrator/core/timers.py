@@ -47,10 +47,10 @@ def answer_due(meta: Meta, engine: EngineState, *, epoch: int) -> int | None:
     asked: tuple[NodeName, ...] = (engine.node,)
     if engine.parts and isinstance(engine.intent, StartEngine | StopEngine):
         asked = tuple(place.node for place in parts.to_stop(engine))
-    return None if all(_is_to_speak(meta, node, epoch) for node in asked) else engine.intent.deadline
+    return None if all(_is_mute(meta, node, epoch) for node in asked) else engine.intent.deadline
 
 
-def _is_to_speak(meta: Meta, node: NodeName, epoch: int) -> bool:
+def _is_mute(meta: Meta, node: NodeName, epoch: int) -> bool:
     """Whether the node is known, and a report of it is awaited."""
     record = meta.nodes.get(node)
     return record is not None and (record.silent or record.reported != epoch)
@@ -62,7 +62,7 @@ def _left_is_due(meta: Meta, left: Left, now: int, *, epoch: int) -> bool:
 
 
 def _left_due(meta: Meta, left: Left, *, epoch: int) -> int | None:
-    if left.intent is None or left.intent.dry_run or _is_to_speak(meta, left.node, epoch):
+    if left.intent is None or left.intent.dry_run or _is_mute(meta, left.node, epoch):
         return None
     return left.intent.deadline
 

@@ -92,7 +92,7 @@ OF_BUS = (
         "        if entry.after != self._last:",
         "        if False:",
         aim="trimmed decisions",
-        seed=3,
+        seed=4,
     ),
     Patch(
         "a follower does not see another bus",

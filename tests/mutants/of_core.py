@@ -189,7 +189,7 @@ OF_CORE = (
     Patch(
         "an open step has no deadline",
         CORE + "timers.py",
-        "    return None if all(_is_silent(meta, node) for node in asked) else engine.intent.deadline",
+        "    return None if all(_is_mute(meta, node, epoch) for node in asked) else engine.intent.deadline",
         "    return None",
         seed=22,
     ),

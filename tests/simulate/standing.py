@@ -142,11 +142,12 @@ def of_waits(before: Job, job: Job, now: int) -> str | None:
 
 def _waits(job: Job) -> Iterator[tuple[str, int]]:
     silent = {node for node, record in job.meta.nodes.items() if record.silent}
+    unheard = {node for node, record in job.meta.nodes.items() if record.reported != job.epoch}
     if job.meta.sync is not None:
         yield f"sync {job.meta.sync.order.sync}", job.meta.sync.order.deadline
     for name, engine in job.engines.items():
         intent = engine.intent
-        if intent is not None and not intent.dry_run and engine.node not in silent:
+        if intent is not None and not intent.dry_run and engine.node not in silent | unheard:
             yield f"{type(intent).__name__} of {name}.{engine.incarnation}", intent.deadline
     for node, record in job.meta.nodes.items():
         if record.asked is not None and node not in silent:
