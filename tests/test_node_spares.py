@@ -251,7 +251,7 @@ async def test_an_engine_that_comes_home_leaves_its_old_spare_to_the_guest_that_
     server: Embedded, tmp_path: Path, stub_model: Path
 ) -> None:
     file = with_spare(tmp_path / "state", stub_model, devices=("3",))
-    avoid = {NODE: ("0",)}
+    avoid = (Avoided(NODE, ("0",)),)
     async with hosting(file, server.url) as player:
         assert (await player.ask(EngineStarted, player.start(1, avoid=avoid))).device == "3"
         await player.ask(EngineStopped, player.stop(1))
