@@ -7,7 +7,6 @@ line of them; exits 1 when a bar is missed.
 
 import argparse
 import random
-import signal
 import statistics
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import anyio
+from benchmarks import ending
 from benchmarks.agent_rig import Rig, node
 from tests.node_support import generating, kill, knobs, role
 
@@ -147,7 +147,7 @@ def main() -> int:
     parser.add_argument("--long", action="store_true", help="a busy run of one hour")
     args = parser.parse_args()
     busy_s = 3600.0 if args.long else args.busy_s
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the agent and its engines are stopped first
+    ending.on_sigterm()
     with tempfile.TemporaryDirectory(prefix="relight-bench-") as folder:
 
         async def run() -> list[Figure]:

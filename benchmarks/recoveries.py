@@ -20,6 +20,7 @@ from typing import TypeVar
 import anyio
 import msgspec
 import numpy as np
+from benchmarks import ending
 from safetensors.numpy import save_file
 
 from relight.events import codec
@@ -136,7 +137,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=20, help="recoveries (20)")
     times = parser.parse_args().times
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    ending.on_sigterm()
     with tempfile.TemporaryDirectory(prefix="relight-bench-") as directory:
         found = measure(Path(directory), times)
     print(f"{'phase':10} {'median':>8} {'largest':>8}   ms of {times} recoveries")

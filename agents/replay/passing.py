@@ -39,6 +39,7 @@ async def metrics(client: ReplayClient, _: web.Request) -> web.StreamResponse:
 
 
 async def models(client: ReplayClient, request: web.Request) -> web.StreamResponse:
+    """As the first engine that answers says."""
     return await models_of(client.addresses, request, http=client.http)
 
 

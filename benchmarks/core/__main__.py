@@ -7,13 +7,13 @@ core is, never better.
 
 import argparse
 import os
-import signal
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import anyio
+from benchmarks import ending
 from benchmarks.core import commit, fence, takeover, thousand
 from benchmarks.core.rig import Result
 
@@ -45,7 +45,7 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", default=list(PARTS), help=f"some of {', '.join(PARTS)} (all)")
     parser.add_argument("--long", action="store_true", help="several times the samples")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    ending.on_sigterm()
     before = os.getloadavg()[0]
     try:
         results = anyio.run(lambda: measure(args.parts, long=args.long))

@@ -5,13 +5,13 @@ Exits 1 when a bar is missed. Ratios are of one run: both sides alternate on the
 
 import argparse
 import resource
-import signal
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 import anyio
+from benchmarks import ending
 from benchmarks.replay import gateway, reading, real, starting
 from benchmarks.replay.figures import Figure, line, shown
 
@@ -48,7 +48,7 @@ def main() -> int:
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(DESCRIPTORS, hard), hard))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    ending.on_sigterm()
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory(prefix="relight-replay-") as directory:
         for part in named:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import anyio
+from benchmarks import ending
 from benchmarks.replay.services import RELIGHT, running
 
 from relight.agents.replay.client import ReplayClient
@@ -236,7 +237,7 @@ def main() -> int:
     args = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(DESCRIPTORS, hard), hard))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    ending.on_sigterm()
     with tempfile.TemporaryDirectory(prefix="relight-soak-") as directory, ExitStack() as stack:
         root = Path(directory)
         model = make_model(root / "model", seed=1)

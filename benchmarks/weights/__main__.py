@@ -1,12 +1,11 @@
 """`make bench-weights`: every figure with its bar, then one line of them; exits 1 when a bar is missed."""
 
 import argparse
-import signal
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks import ending
 from benchmarks.weights import disk, engines, loop
 from benchmarks.weights.figures import Figure
 
@@ -33,7 +32,7 @@ def main() -> int:
     parser.add_argument("--only", default="", choices=("", "disk", "loop", "engines"))
     parser.add_argument("--directory", help="on the file system that is measured (the one of TMPDIR)")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    ending.on_sigterm()
     found: list[Figure] = []
     with tempfile.TemporaryDirectory(prefix="relight-bench-", dir=args.directory) as directory:
         for figure in measured(Path(directory), long=args.long, only=args.only):
