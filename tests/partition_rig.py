@@ -255,6 +255,10 @@ class Machines:
         else:
             self._links[node].join()
 
+    def logs(self) -> dict[str, str]:
+        """What each host's process has said last, for whoever reads of a failure."""
+        return {each.stem: each.read_text(errors="replace")[-6000:] for each in self._folder.glob("*.log")}
+
     async def close(self) -> None:
         await self._stack.aclose()
 

@@ -227,6 +227,31 @@ async def test_the_place_of_an_own_engine_that_is_elsewhere_takes_another_and_it
         assert record(file, E0).incarnation == 3
 
 
+@pytest.mark.parametrize("slots", [0, 1])
+async def test_an_engine_that_comes_home_to_an_agent_that_begins_is_no_second_one_on_the_device_of_a_guest(
+    server: Embedded, tmp_path: Path, stub_model: Path, slots: int
+) -> None:
+    file = with_spare(tmp_path / "state", stub_model, slots=slots, devices=("0",) * slots)
+    own = msgspec.structs.replace(file.engines[0], env={DEVICES: "3"})
+    file = msgspec.structs.replace(file, engines=(own,))
+    with all_swept(file):
+        async with playing(server.url) as player:
+            with agent_process(file, server.url, tmp_path / "node.json"):
+                await room(player, slots)
+                await player.decide(elsewhere(player, E0, 1))
+                await room(player, slots + 1)
+                taken = player.start(1, engine=GUEST, avoid=(Avoided(NODE, ("0",)),))
+                assert (await player.ask(EngineStarted, taken)).device == "3"
+            home = player.start(2)
+            state = EngineState(phase=Phase.STARTING, node=NODE, incarnation=2, intent=home)
+            await player.decide(home, e0=state)
+            async with running(file, server.url):
+                if slots:
+                    assert (await player.wait(EngineStarted)).device == "0"
+                else:
+                    assert (await player.wait(StartFailed)).cause == "no-spare"
+
+
 async def test_a_device_to_be_avoided_is_left_for_a_free_one_and_by_the_next_that_comes(
     server: Embedded, tmp_path: Path, stub_model: Path
 ) -> None:

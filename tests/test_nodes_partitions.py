@@ -85,6 +85,7 @@ async def world(folder: Path, *, namespaces: bool) -> AsyncIterator[tuple[Machin
             yield net, heard
         except BaseException:
             print("\n".join(map(short, heard.decisions)))  # for whoever reads of the failure
+            print("\n".join(f"{kind}: {text}" for kind, text in net.logs().items()))
             raise
 
 

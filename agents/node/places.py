@@ -111,8 +111,14 @@ class Places:
 
     def _has_place(self, name: EngineName, part: int | None) -> bool:
         if name in self._own:
-            return self._spare is None or not self._is_away(name)
+            return self._spare is None or not (self._is_away(name) or self._is_taken_from(name))
         return name in self._stays and part in (None, self._stays[name].engine.part)
+
+    def _is_taken_from(self, name: EngineName) -> bool:
+        """Whether another came while this own engine was away: all that a later life knows of that."""
+        mine = self._stays[name].place if name in self._stays else name
+        stayed = (other for other, stay in self._stays.items() if other != name and stay.place == mine)
+        return self._is_gone(name) and not all(map(self._is_own_and_away, stayed))
 
     def _without(self, name: EngineName, part: int | None) -> str:
         known = ", ".join(dict.fromkeys((*self._own, *(each.name for each in self._may_come)))) or "none"

@@ -6,7 +6,6 @@ one a bundle, and `relight ray down` must leave nothing. Exits 1 where a check f
 
 import argparse
 import shutil
-import signal
 import sys
 import tempfile
 from functools import partial
@@ -37,6 +36,7 @@ from relight.orchestrator.cli.demo.services import Services
 from relight.orchestrator.cli.demo.stage import Stage
 from relight.orchestrator.cli.demo.timeline import timeline
 from relight.orchestrator.cli.demo.trainee import Reports
+from relight.orchestrator.cli.running import interrupted_by_sigterm
 
 RAY_S = 180.0
 """For `relight ray up` and `down`: agents import for some seconds, and stop their engines at the end."""
@@ -129,7 +129,7 @@ def main() -> int:
         model.make(plan.kind, place.base)
         with cluster.standing(place, nodes=args.engines) as address:
             # Only now: Ray has a way of its own with SIGTERM, which ends this process where it stands.
-            signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+            interrupted_by_sigterm()
             evidence = anyio.run(play, Show(plan, place, job, progress, inventory), address)
     except KeyboardInterrupt:
         shutil.rmtree(place.root)

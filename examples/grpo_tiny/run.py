@@ -6,7 +6,6 @@ Exits 1 where a sample was lost or stale, a run did not learn, or the rewards ar
 import argparse
 import json
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -25,6 +24,7 @@ from relight.events.ids import JobName
 from relight.orchestrator.cli.demo.errors import DemoFailed
 from relight.orchestrator.cli.demo.guard import Guard
 from relight.orchestrator.cli.demo.services import Services
+from relight.orchestrator.cli.running import interrupted_by_sigterm
 
 STEP_S = 300.0
 """For one step: both engines may have to be started again in it."""
@@ -94,7 +94,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=2, help="engines to kill in a run with faults (2)")
     parser.add_argument("--picture", type=Path, default=Path("grpo.png"), help="where the PNG goes")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    interrupted_by_sigterm()
     root = Path(tempfile.mkdtemp(prefix="relight-grpo-"))
     play = Play(root, args)
     try:

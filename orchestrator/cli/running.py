@@ -37,6 +37,21 @@ def lasting(main: Main, *, again: Callable[[], None] | None = None, uvloop: bool
     return 0
 
 
+def interrupted_by_sigterm() -> None:
+    """Have SIGTERM end this process as Ctrl-C does, once: whoever signals a whole process group signals its
+    `make` as well, which passes it on.
+    """
+
+    def passed_over(*_: object) -> None:
+        pass  # not SIG_IGN, which a child would inherit
+
+    def interrupt(*_: object) -> None:
+        signal.signal(signal.SIGTERM, passed_over)
+        signal.raise_signal(signal.SIGINT)
+
+    signal.signal(signal.SIGTERM, interrupt)
+
+
 async def _until_signal(
     main: Main, numbers: tuple[signal.Signals, ...], again: Callable[[], None] | None = None
 ) -> None:

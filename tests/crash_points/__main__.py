@@ -6,9 +6,7 @@ second points. The short form takes some of these pairs by a seed, the long one 
 
 import argparse
 import math
-import os
 import random
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -16,6 +14,7 @@ from pathlib import Path
 
 import anyio
 
+from relight.orchestrator.cli.running import interrupted_by_sigterm
 from tests.crash_points.lanes import visit_all
 from tests.crash_points.layout import Recovery
 from tests.crash_points.points import Case, Point, apart, case_of, in_order
@@ -115,7 +114,7 @@ def main() -> int:
     parser.add_argument("--recover-at", choices=("boundary", "snapshot"), default="boundary")
     parser.add_argument("--case", help="one case by its name, as it was printed")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))  # ends as Ctrl-C does
+    interrupted_by_sigterm()
     try:
         if args.case is not None:
             return anyio.run(lambda: run_one(case_of(args.case), recover_at=args.recover_at))

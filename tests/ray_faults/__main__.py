@@ -2,13 +2,12 @@
 
 import argparse
 import contextlib
-import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
+from relight.orchestrator.cli.running import interrupted_by_sigterm
 from tests.ray_faults import cases
 from tests.ray_faults.cases import Group
 from tests.ray_faults.run import Outcome, run, with_a_program_that_no_node_has, without_room
@@ -22,7 +21,7 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="a few cases, for the tests")
     parser.add_argument("--case", action="append", help="only these, by the names of their functions")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))  # ends as Ctrl-C does
+    interrupted_by_sigterm()
     chosen = tuple(_chosen(short=args.short, only=args.case))
     gcs = not args.short and args.case in (None, [cases.gcs_killed.__name__])
     tell: Tell = partial(print, file=sys.stdout, flush=True)
