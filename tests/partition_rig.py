@@ -165,6 +165,7 @@ class Machines:
         self.net = net
         self._folder = folder
         self._links: dict[str, Link] = {}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._way: Way | None = None
         self._stack = AsyncExitStack()
 
@@ -230,7 +231,7 @@ class Machines:
         inside = () if self.net is None else self.net.inside(host)
         command = [*inside, sys.executable, "-m", program, *words]
         out = self._stack.enter_context((self._folder / f"{host}.log").open("wb"))
-        process = subprocess.Popen(command, stdout=out, stderr=out)
+        process = self._processes[host] = subprocess.Popen(command, stdout=out, stderr=out)
         self._stack.callback(_ended, process)
 
     def cut_from_bus(self, node: NodeName) -> None:
@@ -256,8 +257,13 @@ class Machines:
             self._links[node].join()
 
     def logs(self) -> dict[str, str]:
-        """What each host's process has said last, for whoever reads of a failure."""
-        return {each.stem: each.read_text(errors="replace")[-6000:] for each in self._folder.glob("*.log")}
+        """What each host's process has said last, and whether it runs, for whoever reads of a failure."""
+        return {
+            f"{host} ({'runs' if process.poll() is None else f'ended with {process.returncode}'})": (
+                self._folder / f"{host}.log"
+            ).read_text(errors="replace")[-6000:]
+            for host, process in self._processes.items()
+        }
 
     async def close(self) -> None:
         await self._stack.aclose()
