@@ -1,10 +1,9 @@
-"""An application whose Ray actor has a stub for AsyncLLM: `stub_actor_app.py BUS JOB STATE_DIR RAY_DIR`.
+"""An application whose Ray actor has a stub for AsyncLLM: `tests.stub_actor_app BUS JOB STATE_DIR RAY_DIR`.
 
 All else is as in `asyncllm_app`: relight's own actor class, with other ways to begin and to generate. Its
 actor is killed under a call, and the next one is told to shut down. What was seen is printed as JSON.
 """
 
-import asyncio
 import json
 import os
 import signal
@@ -12,6 +11,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,14 @@ import aiohttp  # noqa: E402
 import anyio  # noqa: E402
 import ray  # noqa: E402
 
-from relight.agents.adapters.asyncllm import ActorClient, Actors, Bundle, actors, loss_of, place  # noqa: E402
+from relight.agents.adapters.asyncllm import ActorClient, Actors, loss_of, place  # noqa: E402
 from relight.agents.adapters.asyncllm.actor import EngineActor  # noqa: E402
 from relight.agents.node import marks  # noqa: E402
-from relight.events.ids import EngineName  # noqa: E402
+from tests.actor_apps import AT, Direct, living, played, sampling  # noqa: E402
 
 PROMPT = [5, 6, 7]
 LENGTH = 200
-SAMPLING = {"max_tokens": LENGTH, "temperature": 0.0, "logprobs": 0, "ignore_eos": True}
-AT = 24
-"""Tokens after which is struck."""
-ENGINE = EngineName("e0")
+SAMPLING = sampling(LENGTH)
 WITHIN_S = 90.0
 
 
@@ -95,26 +92,6 @@ class StubActor(EngineActor):
                     yield json.loads(line[6:])
 
 
-class Direct:
-    """A caller of the actor's own method: how its call ends, and what it has by then."""
-
-    def __init__(self, handle: Any) -> None:
-        self.tokens: list[int] = []
-        self.error: BaseException | None = None
-        self.begun = asyncio.Event()
-        self._handle = handle
-
-    async def run(self) -> None:
-        generate = self._handle.generate.options(num_returns="streaming")
-        try:
-            async for ref in generate.remote(PROMPT, SAMPLING, "direct"):
-                self.tokens += (await ref)["choices"][0]["token_ids"]
-                if len(self.tokens) >= AT:
-                    self.begun.set()
-        except Exception as error:  # noqa: BLE001 -- which one it is, is what is asked
-            self.error = error
-
-
 async def scenario(url: str, job: str, there: Actors) -> dict[str, Any]:
     report: dict[str, Any] = {}
     async with ActorClient(url, job=job, recovery_timeout_s=WITHIN_S) as client:
@@ -129,7 +106,7 @@ async def scenario(url: str, job: str, there: Actors) -> dict[str, Any]:
         await first.resume.remote()
 
         # Killed under two calls: one of the actor's own method, and one that goes on elsewhere.
-        direct = Direct(first)
+        direct = Direct(first, PROMPT, LENGTH)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(direct.run)
             async with client.stream(PROMPT, SAMPLING) as pieces:
@@ -160,28 +137,10 @@ async def scenario(url: str, job: str, there: Actors) -> dict[str, Any]:
     return report
 
 
-def living(there: Actors) -> tuple[int, Any]:
-    found = there.handle(ENGINE)
-    assert found is not None
-    return found
-
-
 def main() -> None:
     url, job, state_dir, ray_dir = sys.argv[1:]
-    os.environ.update(RAY_worker_niceness="0")  # Ray's own 15 would have it wait for everything else here
     place.EngineActor = StubActor  # type: ignore[misc]
-    ray.init(
-        num_cpus=1, include_dashboard=False, _temp_dir=ray_dir, log_to_driver=False,
-        object_store_memory=100 * 1024 * 1024, namespace="app",
-    )  # fmt: skip
-    try:
-        group = ray.util.placement_group([{"CPU": 1}])
-        with actors(state_dir, {ENGINE: Bundle(group)}, job=job, connect_s=60.0) as there:
-            print("ready", flush=True)
-            report = asyncio.run(scenario(url, job, there))
-        print(json.dumps({**report, "group": group.id.hex()}))
-    finally:
-        ray.shutdown()
+    played(partial(scenario, url, job), job=job, state_dir=state_dir, ray_dir=ray_dir, cpus=1)
 
 
 if __name__ == "__main__":

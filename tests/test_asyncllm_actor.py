@@ -35,7 +35,7 @@ pytestmark = [
     pytest.mark.long,
 ]
 JOB = JobName("asyncllm")
-APP = Path(__file__).with_name("asyncllm_app.py")
+APP = "tests.asyncllm_app"
 """Its own process: Ray's and vLLM's warnings are not errors there."""
 PAGE = Path(__file__).parent.parent / "docs" / "asyncllm.md"
 
@@ -87,7 +87,7 @@ async def test_a_turn_goes_on_in_the_next_actor_after_its_core_and_then_its_acto
     with running(*own, log=tmp_path / "agent.log"):
         with (tmp_path / "app.log").open("wb") as log:
             app = subprocess.Popen(
-                [sys.executable, str(APP), server.url, JOB, *places],
+                [sys.executable, "-m", APP, server.url, JOB, *places],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},

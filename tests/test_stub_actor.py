@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.anyio,
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
 ]
-APP = Path(__file__).with_name("stub_actor_app.py")
+APP = "tests.stub_actor_app"
 """Its own process: Ray's warnings are not errors there."""
 
 
@@ -51,7 +51,7 @@ async def test_an_actor_that_is_killed_is_followed_by_another_one_in_the_same_bu
     )
     file = node_file(tmp_path / "state", slot)
     asked = tmp_path / "shut-down"
-    words = [sys.executable, str(APP), server.url, JOB, file.state_dir, ray_dir]
+    words = [sys.executable, "-m", APP, server.url, JOB, file.state_dir, ray_dir]
     with swept(file):
         async with running(file, server.url):
             with (tmp_path / "app.log").open("wb") as log:
