@@ -435,6 +435,49 @@ def test_a_second_signal_ends_what_does_not_end_without_a_traceback(how: signal.
     assert stubborn.returncode == -how
 
 
+CLEANING = """
+import sys
+
+import anyio
+
+from relight.orchestrator.cli import running
+
+running.interrupted_by_sigterm()
+
+
+async def main():
+    try:
+        print("up", flush=True)
+        await anyio.sleep_forever()
+    finally:
+        with anyio.CancelScope(shield=True):
+            print("cleaning", flush=True)
+            await anyio.to_thread.run_sync(sys.stdin.read)
+            print("clean", flush=True)
+
+
+anyio.run(main)
+"""
+"""Cleans up until its stdin ends."""
+
+
+@pytest.mark.parametrize("before", ["", "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"])
+def test_a_program_that_sigterm_interrupts_cleans_up_whole_when_it_is_told_twice(before: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{before}\n{CLEANING}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as program:
+        assert first_line(program) == "up"
+        program.send_signal(signal.SIGTERM)
+        assert first_line(program) == "cleaning"
+        program.send_signal(signal.SIGTERM)
+        out, _ = program.communicate(timeout=60)
+    assert (out, program.returncode) == ("clean\n", -signal.SIGINT)
+
+
 def test_an_orchestrator_ends_on_sigterm_with_0(server: Embedded) -> None:
     with running("orchestrate", "--job", "j", "--bus", server.url) as orchestrator:
         assert orchestrator.stderr is not None
