@@ -92,7 +92,7 @@ OF_BUS = (
         "        if entry.after != self._last:",
         "        if False:",
         aim="trimmed decisions",
-        seed=4,
+        seed=3,
     ),
     Patch(
         "a follower does not see another bus",

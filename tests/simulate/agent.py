@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from relight.agents.adapters.vllm import Counters
 from relight.agents.node.agent import is_called_silent
+from relight.agents.node.probe import REPLY_S
 from relight.agents.node.vigil import Verdict, Vigil
 from relight.agents.outbox import MemoryOutbox, Publisher
 from relight.events import codec
@@ -260,7 +261,7 @@ class NodeAgent:
         engine.put(engine.agent._replace(pending=engine.agent.pending[1:]))
         if hangs and isinstance(command, ProbeEngine):
             return  # its watch goes on
-        seconds = self._until(command.deadline) if hangs else self.job.random.uniform(0.02, 0.5)
+        seconds = self._until(command.deadline) if hangs else self._looks_for(command)
         self._looks, self._proves = command, isinstance(command, VerifyEngine)
         interrupted = await self._spend(seconds)
         self._looks, self._proves = None, False
@@ -278,6 +279,14 @@ class NodeAgent:
         if isinstance(command, VerifyEngine):
             engine.paused = 0
         self._did(proven)
+
+    def _looks_for(self, command: Any) -> float:
+        """How long it takes: now and then, where the engine is busy, as long as the agent waits."""
+        seconds = self.job.random.uniform(0.02, 0.5)
+        if seconds < 0.4 or not isinstance(command, ProbeEngine):
+            return seconds
+        left = self._until(command.deadline)
+        return max(left - REPLY_S, left / 2.0)
 
     def _unproven(self, did: tuple[Agent, tuple[Fact, ...]]) -> None:
         """It is paused again, and what ran is aborted."""
