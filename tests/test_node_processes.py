@@ -128,6 +128,26 @@ def test_an_incarnation_is_its_session_its_descendants_its_tag_and_its_folder(tm
         kill(grandchild)
 
 
+FORKS = "import os, signal; os.fork(); signal.pause()"
+
+
+def test_what_a_worker_has_forked_and_not_yet_run_is_no_worker() -> None:
+    """Between fork(2) and exec(2) a compiler, or lscpu, is called as the worker is that runs it."""
+    tag = "relight.test.e0.4"
+    sought = Marks(tag, "/nowhere", None)
+    with child(f"{tag}::Worker_TP0", "-c", FORKS, executable=sys.executable) as (_, worker):
+        deadline = time.monotonic() + 10
+        while len(found := marks.search(sought, ())) < 2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        (forked,) = (each for each in found if each.process != worker)
+        kill(forked.process)
+        assert proc.command_line(worker.pid).startswith(f"{tag}::Worker")
+        assert {(each.process, each.role) for each in found} == {
+            (worker, "worker"),
+            (forked.process, "other"),
+        }
+
+
 def test_a_session_whose_number_another_process_took_is_not_ours() -> None:
     with child(start_new_session=True) as (_, foreign):
         ours = Process(foreign.pid, foreign.start - 1000)

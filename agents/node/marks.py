@@ -120,7 +120,7 @@ def search(marks: Marks, known: Iterable[Process]) -> list[Found]:
     _add_session(mine, stats, marks)
     _add_descendants(mine, stats)
     return [
-        Found(stats[pid].process, _role(pid, marks, titles), stats[pid].dead)
+        Found(stats[pid].process, _role(stats[pid], marks, titles), stats[pid].dead)
         for pid in sorted(mine - proc.ancestors(os.getpid()))
     ]
 
@@ -185,10 +185,12 @@ def _add_descendants(mine: set[int], stats: dict[int, Stat]) -> None:
         mine |= fresh
 
 
-def _role(pid: int, marks: Marks, titles: dict[int, str]) -> Role:
-    if marks.leader is not None and pid == marks.leader.pid:
+def _role(stat: Stat, marks: Marks, titles: dict[int, str]) -> Role:
+    """A process that has just been forked shows its parent's title until its exec(2), and may end well."""
+    if marks.leader is not None and stat.pid == marks.leader.pid:
         return "leader"
-    return role_of(titles.get(pid) or proc.command_line(pid))
+    role = role_of(titles.get(stat.pid) or proc.command_line(stat.pid))
+    return "other" if role == role_of(proc.command_line(stat.ppid)) else role
 
 
 def role_of(title: str) -> Role:
