@@ -29,6 +29,7 @@ from tests.slow_link import Link, Way, link_to
 
 NOBODY = "02:00:00:00:00:00"
 """A hardware address that no interface has: frames to it are lost on the wire."""
+BRIDGE = "02:00:00:00:00:01"
 NET = "198.18"
 """Set aside for tests of networks (RFC 2544)."""
 WITHIN_S = 120.0
@@ -60,7 +61,8 @@ class Namespaces:
     def __enter__(self) -> "Namespaces":
         with ExitStack() as undo:
             undo.callback(self.remove)
-            _ip("link", "add", self._tag, "type", "bridge")
+            # Without one of its own its address changes when a host comes, unknown to the others.
+            _ip("link", "add", self._tag, "address", BRIDGE, "type", "bridge")
             _ip("address", "add", f"{self.addresses['bus']}/24", "dev", self._tag)
             _ip("link", "set", self._tag, "up")
             undo.pop_all()
