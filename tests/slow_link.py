@@ -3,6 +3,7 @@ nothing is lost, and nobody is told."""
 
 import asyncio
 import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -16,7 +17,16 @@ class Link:
         """What the server has not got since the last cut."""
         self._to_server = asyncio.Event()
         self._to_client = asyncio.Event()
+        self._clients: set[asyncio.StreamWriter] = set()
         self.join()
+
+    def reset(self) -> None:
+        """Have every connection reset by its peer, as a middlebox does that has forgotten it."""
+        for writer in self._clients:
+            at_once = struct.pack("ii", 1, 0)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+            writer.transport.abort()
+        self._clients.clear()
 
     def cut_to_server(self) -> None:
         self._to_server.clear()
@@ -37,6 +47,7 @@ class Link:
         except OSError:
             writer.close()
             return
+        self._clients.add(writer)
         await asyncio.gather(
             self._pump(reader, to_server, self._to_server, self.held),
             self._pump(from_server, writer, self._to_client, bytearray()),

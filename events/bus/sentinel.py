@@ -15,6 +15,8 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
 from redis.backoff import NoBackoff
 
+from relight.events.bus.connections import tell_losses
+
 ASK_S = 0.5
 """Longest wait for a Sentinel: it answers within a millisecond, or its host is down."""
 
@@ -32,6 +34,8 @@ class Sentinels(Sentinel):
 
     def __init__(self, addresses: Sequence[tuple[str, int]], options: Mapping[str, Any]) -> None:
         cast(Any, super()).__init__(addresses, sentinel_kwargs=options)
+        for asked in self.sentinels:
+            tell_losses(asked)
         self.addresses = ", ".join(f"{host}:{port}" for host, port in addresses)
 
     async def aclose(self) -> None:

@@ -16,6 +16,7 @@ import redis.asyncio as redis
 from redis.asyncio.connection import parse_url
 
 from relight.events.bus import sentinel
+from relight.events.bus.connections import tell_losses
 from relight.events.bus.errors import shown
 from relight.events.errors import UsageError
 
@@ -55,6 +56,7 @@ def client(url: str, **options: Any) -> "redis.Redis":
             if not url.startswith("unix:"):
                 options["socket_keepalive"] = True
             made = cast("redis.Redis", cast(Any, redis.Redis).from_url(url, **options))
+        tell_losses(made)
         cast(Any, made.connection_pool).make_connection()  # options in the URL are looked at here
     except (TypeError, ValueError) as error:
         raise UsageError(f"bus URL {shown(url)!r}: {_without_values(error)}") from None
