@@ -23,6 +23,8 @@ class Link:
     def reset(self) -> None:
         """Have every connection reset by its peer, as a middlebox does that has forgotten it."""
         for writer in self._clients:
+            if writer.is_closing():
+                continue
             at_once = struct.pack("ii", 1, 0)
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
             writer.transport.abort()
@@ -48,10 +50,13 @@ class Link:
             writer.close()
             return
         self._clients.add(writer)
-        await asyncio.gather(
-            self._pump(reader, to_server, self._to_server, self.held),
-            self._pump(from_server, writer, self._to_client, bytearray()),
-        )
+        try:
+            await asyncio.gather(
+                self._pump(reader, to_server, self._to_server, self.held),
+                self._pump(from_server, writer, self._to_client, bytearray()),
+            )
+        finally:
+            self._clients.discard(writer)
 
     @staticmethod
     async def _pump(

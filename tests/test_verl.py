@@ -259,7 +259,8 @@ async def _recovers(job: Verl, watch: Watch, folder: Path, began: tuple[int, dic
     answer = await asyncio.wait_for(turn, ANSWER_S)
     whole = reference_tokens(folder, seed=0, count=150)
     assert answer["token_ids"] == whole and len(answer["log_probs"]) == 150
-    assert await tokens_made(watch, "e1") < 150 - 20, "it went on behind the tokens that there were"
+    again = 150 + 16  # from the beginning, and one proof at least
+    assert await tokens_made(watch, "e1") < again, "it went on behind the tokens that there were"
 
     after = await job("seen")
     assert after["placement_groups"] == before["placement_groups"]
