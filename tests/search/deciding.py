@@ -16,7 +16,7 @@ class Deciding(Parts):
         done = self.mind.hear(world.job, world.facts[0])
         if done.ended:
             return world._replace(deciding=False)
-        return self._commits(world._replace(facts=world.facts[1:]), done)
+        return self._commits(world._replace(facts=world.facts[1:]), done, heard=world.facts[0])
 
     def _commits_late(self, world: World) -> World:
         assert world.held is not None
@@ -35,9 +35,9 @@ class Deciding(Parts):
         if done.half != done.state:
             yield (
                 ("! orchestrator dies before its records", world.facts[0]),
-                self._commits(read, done, half=True)._replace(deciding=False),
+                self._commits(read, done, heard=world.facts[0], half=True)._replace(deciding=False),
             )
-        committed = self._commits(read, done)
+        committed = self._commits(read, done, heard=world.facts[0])
         yield ("! reply is lost", world.facts[0]), committed._replace(held=("lost", 0, done))
         frozen = ("old", self.mind[world.job].epoch, done)
         yield ("! orchestrator freezes", world.facts[0]), world._replace(deciding=False, held=frozen)

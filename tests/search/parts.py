@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from relight.events.decisions import RouteAdded, StartEngine
+from relight.events.facts import Healthy, WeightsFailed
 from relight.events.ids import EngineName, NodeName
 from tests.search import invariants
 from tests.search.agent import Agent
@@ -58,7 +59,7 @@ class Parts:
         """Whether the commit script takes a commit of `epoch`."""
         return epoch == self.mind[world.job].epoch
 
-    def _commits(self, world: World, done: Outcome, *, half: bool = False) -> World:
+    def _commits(self, world: World, done: Outcome, *, heard: int | None = None, half: bool = False) -> World:
         a, b, trainer = world.decisions
         after = world._replace(
             job=done.half if half else done.state,
@@ -66,14 +67,23 @@ class Parts:
         )
         broken = done.broken
         if done.starts or done.routes:
-            broken = broken or self._judge_decisions(world, done)
+            broken = broken or self._judge_decisions(world, done, heard)
         if self.mind[after.job].epoch < self.mind[world.job].epoch:
             broken = "S10: a commit of a lower epoch is taken"
         if broken:
             raise Broken(broken, after)
         return after
 
-    def _judge_decisions(self, world: World, done: Outcome) -> str | None:
+    def _is_unsaid(self, world: World, heard: int | None) -> bool:
+        """Whether the agent, after its own restart, has proven it once more in vain, which is unread."""
+        proof = self.messages[heard] if heard is not None else None
+        unread = (*world.facts, *(world.late[1] if world.late is not None else ()))
+        return isinstance(proof, Healthy) and any(
+            isinstance(fact, WeightsFailed) and fact.answers == proof.answers
+            for fact in map(self.messages.__getitem__, unread)
+        )
+
+    def _judge_decisions(self, world: World, done: Outcome, heard: int | None) -> str | None:
         """What is started and routed, against what is really there.
 
         A node that was unknown is new, and on an emptied bus all were: nothing older can reach them.
@@ -94,7 +104,7 @@ class Parts:
                     for node in (said.node, *said.parts)
                 )
                 rule = next(filter(None, rules), None)
-            elif isinstance(said, RouteAdded) and done.routes:
+            elif isinstance(said, RouteAdded) and done.routes and not self._is_unsaid(world, heard):
                 rule = invariants.of_route(said, self.agents[world.agents["ab".index(NODES[said.engine])]])
             else:
                 continue
