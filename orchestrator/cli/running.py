@@ -38,20 +38,29 @@ def lasting(main: Main, *, again: Callable[[], None] | None = None, uvloop: bool
 
 
 def interrupted_by_sigterm() -> None:
-    """Have SIGTERM end this process as Ctrl-C does, once: whoever signals a whole process group signals its
-    `make` as well, which passes it on.
+    """Have SIGTERM end this process as Ctrl-C does, once."""
+
+    def interrupt() -> None:
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's script started us with `&`
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
+
+    on_first_sigterm(interrupt)
+
+
+def on_first_sigterm(end: Callable[[], object]) -> None:
+    """Call `end`, which raises, at the first SIGTERM, and nothing at a further one: whoever signals a whole
+    process group signals its `make` as well, which passes it on.
     """
 
     def passed_over(*_: object) -> None:
         pass  # not SIG_IGN, which a child would inherit
 
-    def interrupt(*_: object) -> None:
+    def first(*_: object) -> None:
         signal.signal(signal.SIGTERM, passed_over)
-        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's script started us with `&`
-            raise KeyboardInterrupt
-        signal.raise_signal(signal.SIGINT)
+        end()
 
-    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGTERM, first)
 
 
 async def _until_signal(
