@@ -21,7 +21,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
-# `make test` is ended after this many seconds, should something in it hang.
+# `make test` spreads over so many processes (tests/spread.py).
+TEST_PROCESSES ?= 2
+# It is ended after this many seconds, should something in it hang.
 TEST_LIMIT_S ?= 3600
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
@@ -42,7 +44,7 @@ demo: $(READY)
 	@exec $(IN)/relight demo $(ARGS)
 
 test: $(READY)
-	@exec timeout --foreground --signal=INT --kill-after=60 $(TEST_LIMIT_S) $(IN)/python -m pytest -q $(ARGS)
+	@exec timeout --foreground --signal=INT --kill-after=60 $(TEST_LIMIT_S) $(IN)/python -m pytest -q -n $(TEST_PROCESSES) $(ARGS)
 
 search: $(READY)
 	@exec $(IN)/python -m tests.search $(if $(LONG),--long)

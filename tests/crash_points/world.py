@@ -18,7 +18,9 @@ import msgspec
 
 from relight.agents.node import marks
 from relight.events.bus.embedded import Embedded
+from relight.events.bus.follow import reached
 from relight.events.bus.job import JobBus
+from relight.events.errors import BusUnavailable
 from relight.events.ids import EngineName
 from relight.events.schema import EngineState, Snapshot
 from relight.events.values import Phase
@@ -29,6 +31,7 @@ from tests.crash_points.points import Case, Files, Pass, Plan, commits_done
 
 SETTLE_S = 45.0
 """Longest recovery: two processes that die in it cost some seconds on a busy machine."""
+UNHEARD_S = 10.0
 POLL_S = 0.02
 """A commit without decisions wakes nobody who reads the stream."""
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -83,18 +86,28 @@ class World:
     def newest(self, engine: EngineName) -> Started:
         return [life for life in self.started() if life.engine == engine][-1]
 
+    async def state(self) -> Snapshot:
+        """The committed state; a server whose disk is busy may be silent for longer than a command waits."""
+        return await reached(self.job, within_s=UNHEARD_S)
+
     async def until(self, what: str, right: Callable[[Snapshot], bool], within_s: float) -> Snapshot:
         """Wait for a committed state; raises TimeoutError."""
         with anyio.move_on_after(within_s):
             while True:
-                found = await self.job.snapshot()
+                found = await self.state()
                 if right(found):
                     return found
                 await anyio.sleep(POLL_S)
-        raise TimeoutError(f"not within {within_s:g} s: {what}; {_shown(await self.job.snapshot())}")
+        raise TimeoutError(f"not within {within_s:g} s: {what}; {_shown(await self.state())}")
 
     async def at_rest(self) -> bool:
-        """Everybody lives, has been heard, and serves; nothing is open."""
+        """Everybody lives, has been heard, and serves, the bus too; nothing is open."""
+        try:
+            return await self._at_rest()
+        except BusUnavailable:
+            return False
+
+    async def _at_rest(self) -> bool:
         snapshot = await self.job.snapshot()
         orchestrator, agent = self.services["orchestrator"], self.services["agent"]
         holder = await self.job.holder()
