@@ -82,7 +82,7 @@ bench-replay: $(READY)
 	@exec $(IN)/python -m benchmarks.replay $(ARGS)
 
 bench: $(READY)
-	@exec $(IN)/python benchmarks/recoveries.py $(ARGS)
+	@exec $(IN)/python -m benchmarks.recoveries $(ARGS)
 
 bench-weights: $(READY)
 	@exec $(IN)/python -m benchmarks.weights $(if $(LONG),--long) $(ARGS)

@@ -133,13 +133,14 @@ async def test_a_step_back_is_a_new_run_and_its_weights_are_those_that_serve(
 
         # To a step that was broadcast, and on from there.
         back = await loaded(tmp_path / "broadcasts" / "step_2")
-        assert back == Version(first[0].run + 1, 2)
+        assert back.run > first[0].run and back.step == 2
         assert await loaded(tmp_path / "broadcasts" / "step_2") == back  # asked again
         assert await loaded(tmp_path / "broadcasts" / "step_3") == Version(back.run, 3)
 
         # To the weights of a checkpoint, which are others of the same step.
         checkpoint = write_model(tmp_path / "checkpoints" / "step_3" / "weight", seed=33)
-        assert await loaded(checkpoint) == Version(back.run + 1, 3)
+        other = await loaded(checkpoint)
+        assert other.run > back.run and other.step == 3
 
         # A step that is trained once more is written over what was broadcast of it.
         write_model(tmp_path / "broadcasts" / "step_3", seed=34)
@@ -162,8 +163,9 @@ async def test_an_admin_that_is_started_again_publishes_what_an_older_one_did(
         async with admin(server.url) as address:
             first = await updated(address, directory)
         async with admin(server.url) as address:
-            assert await updated(address, directory) == Version(first.run + 1, 4)
-            await watch.until(RouteAdded, lambda route: route.version == Version(first.run + 1, 4))
+            again = await updated(address, directory)
+            assert again.run > first.run and again.step == 4
+            await watch.until(RouteAdded, lambda route: route.version == again)
 
 
 async def test_a_run_that_another_one_has_overtaken_is_told_so(

@@ -163,6 +163,26 @@ async def test_memory_that_was_not_seen_before_is_back_only_when_nobody_else_is_
         assert await memory.proven_back(before, visible="0", within_s=5) is True
 
 
+class Lagging(Card):
+    """Counts memory as used for two looks longer than it names who held it."""
+
+    looks = 2
+
+    @property
+    def used(self) -> int:
+        self.looks -= 1
+        return super().used + (70_000 * fake_nvml.MIB if self.looks >= 0 else 0)
+
+
+async def test_memory_is_waited_for_when_its_holder_is_not_named_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    card = Lagging("GPU-aa")
+    memory = Memory(Nvml(fake_nvml.loaded(monkeypatch, card)), kin=set)
+    assert await memory.proven_back((Before("GPU-aa", None),), visible="0", within_s=5) is True
+    assert card.looks < 0
+
+
 class Constant:
     """A driver that always tells the same of its devices, and counts how often it was asked."""
 

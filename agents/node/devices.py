@@ -205,6 +205,10 @@ class Memory:
                 holders = "; ".join(map(_named, uses))
                 unknown = "what was in use before its start is not known"
                 return _Seen(f"device {device.uuid} is held by {holders}, and {unknown}", told=uses is came)
+        unnamed = others - _mib(strangers)  # of one that cannot be seen, or of nobody any more
+        if unnamed > IDLE_MIB:
+            holders = "no process that the driver names"
+            return _Seen(f"device {device.uuid} has {unnamed:.0f} MiB in use, held by {holders}", told=False)
         if others > IDLE_MIB:
             log.warning("whether device memory is back is not known uuid=%s mib=%.0f", device.uuid, others)
         return _Seen(None, told=others <= IDLE_MIB)
