@@ -186,15 +186,43 @@ async def test_the_ledger_has_every_token_of_a_writer_that_was_cut_off(
         book.add("a", [number], [-0.5])
         book.add("b", [number, number], None)
         await asyncio.sleep(0)
-    book.end("done")
+    book.end("done", None)
     await asyncio.sleep(0)
     assert path.stat().st_size < 12_000
     with path.open("ab") as torn:
         torn.write(b"\xff\x00\x00\x00half")
     kept = ledger.read(path)
-    assert set(kept) == {"a", "b"}
+    assert set(kept) == {"a", "b", "done"}
     assert kept["a"] == Kept(tokens=list(range(200)), logprobs=[-0.5] * 200)
     assert kept["b"].tokens[-2:] == [199, 199] and kept["b"].logprobs is None
+    book.close()
+
+
+async def test_what_has_ended_is_kept_until_its_answer_must_have_arrived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "e0.ledger"
+    book = Ledger(path)
+
+    async def ends(request: str, tokens: list[int], finish: str | None) -> dict[str, Kept]:
+        book.begin(request)
+        book.add(request, tokens, None)
+        book.end(request, finish)
+        await asyncio.sleep(0)
+        return ledger.read(path)
+
+    await ends("whole", [1, 2], "stop")
+    cut, whole = Kept(tokens=[3], ended=True), Kept(tokens=[1, 2], ended=True, finish="stop")
+    assert await ends("cut", [3], None) == {"whole": whole, "cut": cut}
+
+    # A file that grows keeps both; a name that is used again has its new tokens alone.
+    monkeypatch.setattr(book, "_most", 0)
+    kept = await ends("whole", [4], None)
+    assert kept == {"whole": Kept(tokens=[4], ended=True), "cut": cut}
+    monkeypatch.setattr(ledger, "ANSWERED_S", -1.0)
+    book.begin("live")
+    monkeypatch.setattr(book, "_most", 0)
+    assert await ends("last", [5], "length") == {"live": Kept()}
     book.close()
 
 
@@ -228,6 +256,8 @@ async def test_a_death_ends_a_generation_as_an_abort_with_what_there_was(tmp_pat
     seen = [each async for each in outliving.generate(request_id="r")]
     assert [each.outputs[0].finish_reason for each in seen] == [None, None, "abort"]
     assert seen[-1].outputs[0].token_ids == [1, 2] and outliving.cut_off == {"r"}
+    await asyncio.sleep(0)
+    assert ledger.read(tmp_path / "l")["r"].tokens == [1, 2], "the answer may die with the server"
     engine.outputs = []
     assert [each.outputs async for each in outliving.generate(request_id="q")] == [[]]
     engine.error = ValueError("the request's own")
@@ -253,6 +283,30 @@ def test_tokens_that_could_not_be_continued_exactly_are_left_out(
     answer = answers.continuable(cut, params, routed=routed)
     assert answer.token_ids == kept and answers.died(answer) and answer.stop_reason == "aborted"
     assert answer.extra_fields["global_steps"] == 7
+
+
+@needs_verl
+@quietly
+@pytest.mark.parametrize(
+    ("finish", "routed", "stop_reason"),
+    [
+        ("stop", False, "completed"),
+        ("length", False, "completed"),
+        ("repetition", False, "repetition"),
+        ("abort", False, "aborted"),
+        (None, False, "aborted"),
+        ("stop", True, "aborted"),
+    ],
+)
+def test_an_answer_that_was_lost_is_given_as_far_as_it_is_whole(
+    finish: str | None, routed: bool, stop_reason: str
+) -> None:
+    kept = Kept(tokens=[3, 4], logprobs=[-1.0, -2.0], finish=finish)
+    lost = answers.lost(kept, steps=7, routed=routed)
+    assert (lost.token_ids, lost.log_probs, lost.stop_reason) == ([3, 4], [-1.0, -2.0], stop_reason)
+    assert answers.died(lost) is (stop_reason == "aborted") and lost.extra_fields["global_steps"] == 7
+    answer = answers.continuable(lost, {}, routed=routed)
+    assert answer.token_ids == ([] if routed else [3, 4]), "without its routing records it is made again"
 
 
 # --- verl's own server and clients --------------------------------------------------------------------

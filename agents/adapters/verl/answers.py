@@ -18,6 +18,21 @@ def nothing() -> Any:
     return cut_off(Kept(), steps=None)
 
 
+def lost(kept: Kept, *, steps: int | None, routed: bool) -> Any:
+    """For a call whose answer died with its server: all of it where it had ended, else cut off.
+
+    `routed`: routing records belong to the answer; nobody has them any more.
+    """
+    if kept.finish in (None, "abort") or routed:
+        return cut_off(kept, steps=steps)
+    return theirs("verl.workers.rollout.replica").TokenOutput(
+        token_ids=kept.tokens,
+        log_probs=kept.logprobs,
+        stop_reason="completed" if kept.finish in ("stop", "length") else kept.finish,
+        extra_fields={"global_steps": steps},
+    )
+
+
 def cut_off(kept: Kept, *, steps: int | None) -> Any:
     """For a call whose engine died behind these tokens, made by weights of `steps`."""
     return theirs("verl.workers.rollout.replica").TokenOutput(

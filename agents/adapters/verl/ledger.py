@@ -2,19 +2,24 @@
 
 The engine's actor is killed with its engine, and with it all that it would have answered. So each token is
 appended to a file in the same turn of the event loop; who holds the calls reads it once the actor is gone.
+A call that has ended stays for a while: its answer is not yet with who asked, and may die with the actor.
 Records are msgpack, each behind its length; a record that was cut off at the end is none.
 """
 
 import asyncio
 import os
 import struct
+import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 COMPACT_BYTES = 32 << 20
-"""From that size on only calls that are under way are kept, in a file that takes the first one's place."""
+"""From that size on only what may be asked for is kept, in a file that takes the first one's place."""
+ANSWERED_S = 60.0
+"""By then the answer of a call that has ended is with who asked for it."""
 _LENGTH = struct.Struct("<I")
 
 
@@ -23,6 +28,7 @@ class _Record(msgspec.Struct, frozen=True, array_like=True):
     tokens: list[int]
     logprobs: list[float] | None
     ended: bool = False
+    finish: str | None = None
 
 
 class Kept(msgspec.Struct, kw_only=True):
@@ -31,6 +37,10 @@ class Kept(msgspec.Struct, kw_only=True):
     tokens: list[int] = []
     logprobs: list[float] | None = None
     """One for each token; None where none were asked for."""
+    ended: bool = False
+    """No more came; whether the answer arrived is not known here."""
+    finish: str | None = None
+    """The engine's finish reason; None where it gave none."""
 
     def add(self, tokens: Sequence[int], logprobs: Sequence[float] | None) -> None:
         self.tokens.extend(tokens)
@@ -49,21 +59,31 @@ class Ledger:
         self._path = path
         self._fd = _opened(path)
         self._size = 0
-        self._live: dict[str, Kept] = {}
+        self._most = COMPACT_BYTES
+        self._calls: dict[str, Kept] = {}
+        self._ended: deque[tuple[float, str, Kept]] = deque()
+        """The calls that have ended, with the monotonic time at which they did."""
         self._unwritten: list[bytes] = []
 
     def begin(self, request: str) -> None:
-        self._live[request] = Kept()
+        self._calls[request] = Kept()
         self._append(_Record(request, [], None))
 
     def add(self, request: str, tokens: list[int], logprobs: list[float] | None) -> None:
         """New tokens of a call that has begun."""
-        self._live[request].add(tokens, logprobs)
+        self._calls[request].add(tokens, logprobs)
         self._append(_Record(request, tokens, logprobs))
 
-    def end(self, request: str) -> None:
-        del self._live[request]
-        self._append(_Record(request, [], None, True))
+    def end(self, request: str, finish: str | None) -> None:
+        """No more comes; `finish`: the engine's finish reason, where there is one."""
+        kept, now = self._calls[request], time.monotonic()
+        kept.ended, kept.finish = True, finish
+        self._append(_Record(request, [], None, ended=True, finish=finish))
+        self._ended.append((now, request, kept))
+        while self._ended and now - self._ended[0][0] > ANSWERED_S:
+            _, old, left = self._ended.popleft()
+            if self._calls.get(old) is left:
+                del self._calls[old]
 
     def close(self) -> None:
         self._write()
@@ -80,30 +100,37 @@ class Ledger:
         data = b"".join(self._unwritten)
         self._unwritten.clear()
         self._size += _all_written(self._fd, data)
-        if self._size > COMPACT_BYTES:
+        if self._size > self._most:
             self._compact()
 
     def _compact(self) -> None:
         beside = self._path.with_suffix(".new")
         fd = _opened(beside)
-        live = (_Record(request, kept.tokens, kept.logprobs) for request, kept in self._live.items())
-        self._size = _all_written(fd, b"".join(map(_framed, live)))
+        records = [_Record(request, kept.tokens, kept.logprobs) for request, kept in self._calls.items()]
+        records += [
+            _Record(request, [], None, ended=True, finish=kept.finish)
+            for request, kept in self._calls.items()
+            if kept.ended
+        ]
+        self._size = _all_written(fd, b"".join(map(_framed, records)))
+        self._most = max(COMPACT_BYTES, 2 * self._size)
         beside.replace(self._path)
         os.close(self._fd)
         self._fd = fd
 
 
 def read(path: Path) -> dict[str, Kept]:
-    """The calls that had not ended, by request. Raises OSError."""
-    live: dict[str, Kept] = {}
+    """The calls that are under way or have just ended, by request. Raises OSError."""
+    calls: dict[str, Kept] = {}
     for record in _records(path.read_bytes()):
         if record.ended:
-            live.pop(record.request, None)
+            kept = calls.setdefault(record.request, Kept())
+            kept.ended, kept.finish = True, record.finish
         elif not record.tokens:
-            live[record.request] = Kept()
+            calls[record.request] = Kept()
         else:
-            live.setdefault(record.request, Kept()).add(record.tokens, record.logprobs)
-    return live
+            calls.setdefault(record.request, Kept()).add(record.tokens, record.logprobs)
+    return calls
 
 
 def _records(data: bytes) -> Iterator[_Record]:

@@ -51,7 +51,7 @@ class Outliving:
             self.cut_off.add(request)
             yield _aborted(last)
         finally:
-            self._ledger.end(request)
+            self._ledger.end(request, last.outputs[0].finish_reason if last and last.outputs else None)
 
     def _note(self, request: str, output: Any, told: int) -> int:
         if not output.outputs:

@@ -3,7 +3,8 @@
 It fills a slot of the node's agent. When the agent asks, it makes a new server actor in the replica's bundles
 (on the same node, with the same devices), marked as the agent wants it, and reports its pid. Calls go through
 to the incarnation of the moment; a generation whose incarnation dies is answered as aborted, with the tokens
-that the ledger has of it. Nothing here is started but on the agent's order: Ray restarts neither actor.
+that the ledger has of it, or as complete where only its answer was lost. Nothing here is started but on the
+agent's order: Ray restarts neither actor.
 """
 
 import asyncio
@@ -101,13 +102,13 @@ class Steward:
         life = self._life
         if life is None:
             return answers.nothing()
+        routed = getattr(self._bundle.config, "enable_rollout_routing_replay", False)
         try:
             answer = await life.server.generate.remote(prompt_ids, sampling_params, request_id, **kwargs)
         except theirs("ray").exceptions.RayActorError as error:
             log.warning("the server died under a call request=%s error=%s", request_id, type(error).__name__)
             kept = await self._kept_of(life, request_id)
-            answer = answers.cut_off(kept, steps=life.steps)
-        routed = getattr(self._bundle.config, "enable_rollout_routing_replay", False)
+            answer = answers.lost(kept, steps=life.steps, routed=routed)
         return answers.continuable(answer, sampling_params, routed=routed)
 
     async def _kept_of(self, life: Life, request_id: str) -> ledger.Kept:
@@ -115,7 +116,10 @@ class Steward:
         if life.kept is None:
             life.kept = asyncio.ensure_future(asyncio.to_thread(ledger.read, life.ledger))
         try:
-            return (await asyncio.shield(life.kept)).get(request_id, ledger.Kept())
+            kept = (await asyncio.shield(life.kept)).get(request_id, ledger.Kept())
+            # Of a name that is used again it may be the turn before, whose answer has arrived.
+            again = kept.ended and getattr(self._bundle.config, "full_determinism", False)
+            return ledger.Kept() if again else kept
         except OSError as error:
             log.warning("what a dead engine had made cannot be read error=%s", error)
             return ledger.Kept()
