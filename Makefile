@@ -21,8 +21,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
-# `make test` spreads over so many processes (tests/spread.py).
-TEST_PROCESSES ?= 2
+# `make test` spreads over so many processes (tests/spread.py); 0: it stays in its own.
+TEST_PROCESSES ?= 0
 # It is ended after this many seconds, should something in it hang.
 TEST_LIMIT_S ?= 3600
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
