@@ -29,6 +29,7 @@ SLACK_MIB = 200.0
 """More in use than before by less than this is nobody's: a bare CUDA context is 300 and more."""
 IDLE_MIB = 1024.0
 """What a driver takes at most of a device that nobody uses; with more in use, somebody is not named."""
+UNNAMED = "no process that the driver names"
 UNRESOLVED = ""
 """In place of a uuid: which devices an engine has was not told. That is not the same as none."""
 ASK_S = 5.0
@@ -189,7 +190,7 @@ class Memory:
         more = others - before.mib
         if more <= SLACK_MIB:
             return _Seen(None)
-        holders = holders or "no process that the driver names"
+        holders = holders or UNNAMED
         return _Seen(
             f"device {before.uuid} has {more:.0f} MiB more in use than before its start, held by {holders}"
         )
@@ -207,8 +208,7 @@ class Memory:
                 return _Seen(f"device {device.uuid} is held by {holders}, and {unknown}", told=uses is came)
         unnamed = others - _mib(strangers)  # of one that cannot be seen, or of nobody any more
         if unnamed > IDLE_MIB:
-            holders = "no process that the driver names"
-            return _Seen(f"device {device.uuid} has {unnamed:.0f} MiB in use, held by {holders}", told=False)
+            return _Seen(f"device {device.uuid} has {unnamed:.0f} MiB in use, held by {UNNAMED}", told=False)
         if others > IDLE_MIB:
             log.warning("whether device memory is back is not known uuid=%s mib=%.0f", device.uuid, others)
         return _Seen(None, told=others <= IDLE_MIB)

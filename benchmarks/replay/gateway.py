@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 import anyio
+from benchmarks.replay.figures import ratio
 from benchmarks.replay.services import RELIGHT, running
 from tests.replay_job import E0, JOB, Orchestrator, orchestrator
 
@@ -156,13 +157,10 @@ async def _ratios(
         for _ in range(ROUNDS):
             for where, seen in rates.items():
                 seen.append(await _rate(http, where, route))
-        found.append(_ratio(route.path, rates[direct], rates[address]))
+        here, there = rates[direct], rates[address]
+        pairs = zip(here, there, strict=True)
+        found.append(Ratio(route.path, statistics.median(here), statistics.median(there), ratio(pairs)))
     return found
-
-
-def _ratio(path: str, direct: list[float], through: list[float]) -> Ratio:
-    ratios = [there / here for here, there in zip(direct, through, strict=True)]
-    return Ratio(path, *(statistics.median(each) for each in (direct, through, ratios)))
 
 
 async def _rate(http: aiohttp.ClientSession, address: str, route: Route) -> float:
