@@ -138,5 +138,6 @@ def _asked(tenure: Tenure, now_s: float) -> Held:
         int(tenure.settings.lease_s * 1000),
         anchor=tenure.anchor,
         trim=tenure.settings.keep_entries if now_s >= tenure.trim_at_s else None,
+        cursor=tenure.committed.cursor,
         seen=now_s >= tenure.forget_at_s,
     )

@@ -70,10 +70,11 @@ class Tenure:
         """The job as it was last committed."""
         self.committed = Committed()
         self.anchor = BEGINNING
-        """The cursor as it was a while ago. Where its fact is gone, the stream was deleted or evicted, and
-        others may have stood behind it."""
-        self._inherited = BEGINNING
-        """The cursor that the term began with: its fact may be gone already."""
+        """A cursor of a while ago whose fact has stood in the stream since. Where it is gone, the stream was
+        deleted or evicted, and others may have stood behind it."""
+        self._gone = BEGINNING
+        """A cursor whose fact may be gone already, and is missed by nobody: the one that the term began with,
+        or one that was trimmed."""
         self.sources = Sources()
         self.every_s = min(LOOK_S, settings.lease_s / 3.0)
         self.look_at_s = asked_at_s + self.every_s
@@ -107,12 +108,12 @@ class Tenure:
     def begins(self, committed: Committed) -> None:
         """The term begins with the state as it was committed by others."""
         self.committed = committed
-        self._inherited = committed.cursor
+        self._gone = committed.cursor
 
     def advanced(self, committed: Committed) -> None:
         """The term has committed."""
         self.committed = committed
-        if self.anchor == BEGINNING and committed.cursor != self._inherited:
+        if self.anchor == BEGINNING and committed.cursor != self._gone:
             self.anchor = committed.cursor
 
     def compare(self, before: Committed, asked: Held, look: Looked) -> None:
@@ -121,9 +122,11 @@ class Tenure:
         """
         if look.commit is not None and look.commit < before.number:
             self.end(f"the state was at commit {before.number} and is at {look.commit}")
-        elif look.has_anchor is False and asked.anchor not in (BEGINNING, self._inherited):
+        elif look.has_anchor is False and asked.anchor != BEGINNING:
             self.end("facts are gone from the bus")
-        self.anchor = before.cursor if asked.trim is None else BEGINNING  # what was trimmed is no loss
+        if look.has_cursor is not None:  # a trim is no loss
+            self._gone = BEGINNING if look.has_cursor else before.cursor
+        self.anchor = before.cursor if before.cursor != self._gone else BEGINNING
 
     def end(self, why: str) -> None:
         """It is over; the first reason counts."""

@@ -22,6 +22,7 @@ from relight.events.facts import EngineDead, EngineStopped, NodeUp, SafeBoundary
 from relight.events.ids import BEGINNING, BootId, JobName, Source
 from relight.events.values import Cause, Proof
 from relight.events.version import Version
+from relight.orchestrator import rounds
 from relight.orchestrator.fairness import Lanes
 from relight.orchestrator.peers import weight
 from relight.orchestrator.service import Orchestrator
@@ -165,6 +166,41 @@ async def test_a_key_that_holds_something_else_costs_its_own_job_alone(server: E
                 assert (await agent.hears(StopEngine)).epoch == epoch
             await raw.delete(bus.job(worst).keys.lease)
             await until(lambda: all_held(bus, [worst]))
+
+
+async def test_facts_that_are_deleted_right_behind_a_trim_are_asked_for_again(
+    server: Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is said next makes the stream again, as though nothing had ever stood in it."""
+    monkeypatch.setattr(rounds, "TRIM_S", 0.0)
+    async with open_bus(server.url) as bus:
+        raw = bus.reader()
+        async with orchestrating(server.url, settings=Settings(lease_s=1.0)):
+            agent = Agent(bus.job(JOB))
+            await agent.up(0, epoch=0)
+            epoch = (await agent.serves()).epoch
+            for _ in range(2):
+                await renewed(raw, agent.job)
+            await raw.delete(agent.job.keys.facts)
+            await agent.up(1, epoch=epoch)
+            await agent.hears(ReportRequested, above=epoch)
+
+
+async def test_facts_that_were_trimmed_are_no_loss(server: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "TRIM_S", 0.0)
+    async with open_bus(server.url) as bus:
+        raw = bus.reader()
+        async with orchestrating(server.url, settings=Settings(lease_s=1.0, keep_entries=1)):
+            agent = Agent(bus.job(JOB))
+            await agent.up(0, epoch=0)
+            epoch = (await agent.serves()).epoch
+            for _ in range(4):
+                for _ in range(300):
+                    await agent.up(1, epoch=epoch)
+                await until(lambda: has_read_all(agent.job))
+                await renewed(raw, agent.job)
+            assert await raw.xlen(agent.job.keys.facts) < 600
+            assert (await agent.job.snapshot()).epoch == epoch
 
 
 # --- what is left behind ---------------------------------------------------------------------------

@@ -52,6 +52,8 @@ class Held(NamedTuple):
     """A fact that must stand in the stream."""
     trim: int | None = None
     """Trim both streams to about so many entries."""
+    cursor: EntryId = BEGINNING
+    """A fact that is looked for after the trim."""
     seen: bool = False
     """Read `seen` too."""
 
@@ -68,6 +70,8 @@ class Looked(NamedTuple):
     """The state's commit number, 0 where there is no state; None where it cannot be read."""
     has_anchor: bool | None = None
     """Whether the anchor stands in the stream; None where that cannot be read."""
+    has_cursor: bool | None = None
+    """Whether the cursor stood there after the trim; None where it was not asked for or cannot be read."""
 
 
 class Beat(NamedTuple):
@@ -119,7 +123,7 @@ class Roll:
         """Renew each lease, read the job's pulses, and see whether state and facts are still there."""
 
         def calls(pipe: Any) -> None:
-            for job, lease, ttl_ms, anchor, trim, seen in held:
+            for job, lease, ttl_ms, anchor, trim, cursor, seen in held:
                 of = Keys(job)
                 self._run(pipe, scripts.RENEW, [of.lease], [lease.value, ttl_ms])
                 pipe.hgetall(of.pulse)
@@ -130,11 +134,12 @@ class Roll:
                 if trim is not None:
                     streams = [of.lease, of.state, of.facts, of.decisions]
                     self._run(pipe, scripts.TRIM, streams, [lease.value, trim])
+                    pipe.xrange(of.facts, cursor, cursor, count=1)
 
         replies = iter(await self._pipelined("look", calls))
         looks: list[Looked | BusUnavailable] = []
         for one in held:
-            renewed, *others = islice(replies, 4 + one.seen + (one.trim is not None))
+            renewed, *others = islice(replies, 4 + one.seen + 2 * (one.trim is not None))
             refused = self._refused("renew a lease", one.job, [renewed])
             if refused is not None:
                 looks.append(refused)
@@ -144,7 +149,9 @@ class Roll:
                 pulses, commit, at_anchor, *more = others
                 seen = more[0] if one.seen else None
                 number = int(commit or 0) if str(commit or 0).isdecimal() else None
-                looks.append(Looked(bool(renewed), pulses_of(pulses), seen, number, bool(at_anchor)))
+                at_cursor = bool(more[-1]) if one.trim is not None else None
+                told = Looked(bool(renewed), pulses_of(pulses), seen, number, bool(at_anchor), at_cursor)
+                looks.append(told)
         return looks
 
     async def holders(self, jobs: Sequence[JobName]) -> list[str | None]:
