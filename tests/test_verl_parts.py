@@ -15,10 +15,12 @@ import pytest
 from relight.agents.adapters.verl import answers, ledger, receiver, refusals, settings, slot
 from relight.agents.adapters.verl.arrival import at_import
 from relight.agents.adapters.verl.balancer import LoadBalancer
+from relight.agents.adapters.verl.bundle import Life
 from relight.agents.adapters.verl.ledger import Kept, Ledger
 from relight.agents.adapters.verl.outliving import Outliving
 from relight.agents.adapters.verl.pool import Pool
 from relight.agents.adapters.verl.session import Session
+from relight.agents.adapters.verl.steward import steward_class
 from relight.agents.replay.route import Wanted
 from relight.events import codec
 from relight.events.bus.embedded import Embedded
@@ -385,14 +387,14 @@ class Servers:
         return self.given.pop(0)
 
 
-def replaying(asked: str, servers: Servers, tmp_path: Path, **config: Any) -> Any:
+def replaying(asked: str, servers: Servers, tmp_path: Path, *, wait_s: float = 300.0, **config: Any) -> Any:
     from omegaconf import OmegaConf
     from verl.workers.rollout import llm_server
 
     from relight.agents.adapters.verl.clients import client_class
 
     path = tmp_path / "router.yaml"
-    path.write_text(f"router_class: {settings.ROUTER}\njob: j\nnode_file: /n.toml\n")
+    path.write_text(f"router_class: {settings.ROUTER}\njob: j\nnode_file: /n.toml\nwait_s: {wait_s}\n")
     rollout = {"router_config_path": str(path), "name": "vllm", "response_length": 50}
     whole = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, **config})
     made = client_class(llm_server, getattr(llm_server, asked))
@@ -426,6 +428,66 @@ async def test_a_plain_client_does_a_turn_whose_engine_died_once_more_whole(tmp_
         await replaying("LLMServerClient", poison, tmp_path).generate(
             "r", prompt_ids=[7], sampling_params=dict(params)
         )
+
+
+@needs_verl
+@quietly
+async def test_a_call_that_met_no_engine_is_no_death_and_is_asked_again(tmp_path: Path) -> None:
+    death = told(1, stop="aborted", died=True)
+    servers = Servers(death, *[answers.nothing() for _ in range(9)], death, told(1, 2, 3))
+    client = replaying("LLMServerClient", servers, tmp_path)
+    answer = await client.generate("r", prompt_ids=[7], sampling_params={"max_tokens": 9})
+    assert answer.token_ids == [1, 2, 3] and len(servers.asked) == 12
+
+    class Never(Servers):
+        async def generate(self, **_: Any) -> Any:
+            await asyncio.sleep(0.001)
+            return answers.nothing()
+
+    never = Never()
+    client = replaying("LLMServerClient", never, tmp_path, wait_s=0.01)
+    with pytest.raises(RuntimeError, match=r"met no engine for 0\.01 s"):
+        await client.generate("r", prompt_ids=[7], sampling_params={"max_tokens": 9})
+
+
+@needs_verl
+@quietly
+@pytest.mark.parametrize("told_by", ["the actor's death", "its own answer"])
+async def test_a_death_is_answered_once_the_agent_has_proven_it(tmp_path: Path, told_by: str) -> None:
+    """Until then a route may lead there: whoever asks again at once would meet the same death."""
+    import ray
+
+    class Engine:
+        met = 0
+
+        async def remote(self, *_: Any, **__: Any) -> Any:
+            self.met += 1
+            await asyncio.sleep(0)
+            if told_by == "its own answer":
+                return told(5, stop="aborted", died=True)
+            raise ray.exceptions.ActorDiedError
+
+    (tmp_path / "router.yaml").write_text(f"router_class: {settings.ROUTER}\njob: j\nnode_file: /n.toml\n")
+    own = steward_class(type("Server", (), {}))
+    one = own(config=Config(router_config_path=str(tmp_path / "router.yaml")), replica_rank=0)
+    book = Ledger(tmp_path / "1.ledger")
+    book.begin("r")
+    book.add("r", [5], [-1.0])
+    book.close()
+    engine = Engine()
+    life = Life(1, SimpleNamespace(generate=engine), 1, "h", 1, tmp_path / "1.ledger")
+    one._begin(life)
+    first = asyncio.create_task(one.generate([7], {}, "r"))
+    while not life.died:
+        await asyncio.sleep(0)
+    second = asyncio.create_task(one.generate([7], {}, "s"))
+    await asyncio.wait([first, second], timeout=0.1)
+    assert not first.done() and not second.done() and engine.met == 1
+    one._end(1)
+    cut, none = await asyncio.wait_for(asyncio.gather(first, second), 5.0)
+    assert (cut.token_ids, answers.died(cut), answers.met_none(cut)) == ([5], True, False)
+    assert answers.met_none(none) and none.token_ids == []
+    assert answers.met_none(await one.generate([7], {}, "t")) and engine.met == 1
 
 
 @needs_verl

@@ -39,6 +39,9 @@ from relight.agents.adapters.verl.session import Managed  # noqa: E402
 from relight.agents.adapters.verl.trainers import separate_async  # noqa: E402
 from tests import verl_rig  # noqa: E402
 
+GIVEN_S = 240.0
+"""Longest wait of the trainer for a batch: the test kills and waits for engines meanwhile."""
+
 
 class StubReplica(vLLMReplica):  # type: ignore[misc]
     """verl's replica, whose servers have a stub for an engine."""
@@ -58,7 +61,7 @@ class Samples:
 
     def sample(self, **_: Any) -> tuple[Any, dict[str, Any]]:
         self.asked.release()
-        assert self.given.acquire(timeout=90)
+        assert self.given.acquire(timeout=GIVEN_S), f"no batch was given for {GIVEN_S:g} s"
         self.batches += 1
         return SimpleNamespace(tags=[{}], keys=[f"k{self.batches}"], partition_id="train", extra_info={}), {}
 

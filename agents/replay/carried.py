@@ -38,6 +38,8 @@ class _RankedChunk(msgspec.Struct, frozen=True, gc=False):
     error: wire.Failure | str | None = None
 
 
+_CARRIED = (CarriedScored, CarriedRanked)
+
 _scored = msgspec.json.Decoder(_ScoredChunk)
 _ranked = msgspec.json.Decoder(_RankedChunk)
 
@@ -87,7 +89,7 @@ class Carriage(Delivery):
         news = super().feed(delta)
         if news is None:
             return None
-        payload = delta.payload if isinstance(delta, CarriedScored | CarriedRanked) and self._first else b""
+        payload = delta.payload if isinstance(delta, _CARRIED) and self._first else b""
         if self._request_id is None and payload:
             self._request_id = _identity.decode(payload).request_id
         if payload and delta.finish_reason is None:

@@ -293,7 +293,8 @@ class Pieces:
         while not self._ready:
             if self._generation.done:
                 raise StopAsyncIteration
-            self._ready.extend(await self._generation.step())
+            if (brought := await self._generation.step()) is not None:
+                self._ready.extend(brought.pieces())
         return self._ready.popleft()
 
 

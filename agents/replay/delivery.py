@@ -19,6 +19,7 @@ class Delivery(Ledger):
     def __init__(self, prompt: Sequence[int], params: Params) -> None:
         """Raises UsageError for parameters that a streamed answer cannot serve."""
         super().__init__(prompt, params)
+        self._rules = self._rules._replace(keeps_scored=False)
         self._ready: list[bytes] = []
         self._given = 0
         self._before = 0

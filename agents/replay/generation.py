@@ -4,6 +4,9 @@
 pace, and may stop between any two steps; `close` then leaves nothing behind.
 """
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import aiohttp
 import anyio
 
@@ -12,10 +15,10 @@ from relight.agents.replay.aloft import Aloft, take_off
 from relight.agents.replay.checking import measured
 from relight.agents.replay.dispatch import Dispatch
 from relight.agents.replay.gate import Gate, Late
-from relight.agents.replay.ledger import Ledger
+from relight.agents.replay.ledger import Ledger, News
 from relight.agents.replay.limits import FINISH_S, SUSPECTED, UNHEARD, Call, Limits
 from relight.agents.replay.request import Tokens
-from relight.agents.replay.route import Boarded, Route, Wanted
+from relight.agents.replay.route import Boarded, Key, Route, Wanted
 from relight.agents.replay.speech import Errand, Speech
 from relight.agents.replay.strand import WHOLE, Malformed
 from relight.agents.replay.stream import Interrupted, Overloaded, Rejected
@@ -25,6 +28,18 @@ from relight.agents.replay.turn import Attempt, End, Piece, ReplayError, Turn
 from relight.agents.replay.wire import Chunk
 
 ABORTED = "aborted by the caller"
+
+
+class Brought(NamedTuple):
+    """What one step brought, by whom."""
+
+    news: list[News]
+    key: Key
+    attempt: int
+
+    def pieces(self) -> Iterator[Piece]:
+        for news in self.news:
+            yield Piece(*news, self.key.engine, self.key.incarnation, self.attempt)
 
 
 class Generation:
@@ -78,8 +93,8 @@ class Generation:
         """Number of the attempt under way, from 0."""
         return len(self._attempts)
 
-    async def step(self) -> list[Piece]:
-        """Go on by one step; what it brought. Raises ReplayError. Not to be called when `done`."""
+    async def step(self) -> Brought | None:
+        """Go on by one step; what it brought, if anything. Raises ReplayError. Not once `done`."""
         if self._aloft is None:
             if self._aborted:
                 self._stop()
@@ -87,43 +102,43 @@ class Generation:
                 self.done = True
             else:
                 await self._begin()
-            return []
+            return None
         try:
             chunks = await self._aloft.flight.read()
         except Interrupted as cut:
             await self._interrupted(cut.end, cut.detail)
-            return []
+            return None
         except Rejected as rejected:
             await self._rejected(rejected)
-            return []
-        pieces, end = self._take(self._aloft, chunks)
+            return None
+        brought, end = self._take(self._aloft, chunks)
         if self._ledger.complete:
             await self._completed()
         elif end is not None:
             await self._interrupted(*end)
-        return pieces
+        return brought
 
-    def _take(self, aloft: Aloft, chunks: list[Chunk]) -> tuple[list[Piece], tuple[End, str] | None]:
+    def _take(self, aloft: Aloft, chunks: list[Chunk]) -> tuple[Brought | None, tuple[End, str] | None]:
         """What the chunks brought, and the end of the attempt where they show one."""
-        key = aloft.boarded.route.key
-        attempt = len(self._attempts)
-        pieces: list[Piece] = []
+        brought = Brought([], aloft.boarded.route.key, len(self._attempts))
         end: tuple[End, str] | None = None
         try:
             for chunk in chunks:
                 for delta in chunk.choices:
                     if (news := self._ledger.feed(delta)) is not None:
-                        pieces.append(Piece(*news, key.engine, key.incarnation, attempt))
+                        brought.news.append(news)
                     if delta.finish_reason is not None:
                         end = end or _unasked(delta.finish_reason)
         except Malformed as malformed:
             if malformed.whole:
                 self._ledger.reject()
-                pieces.clear()
+                brought.news.clear()
             end = (End.MALFORMED, str(malformed))
-        if pieces and aloft.first_token_s is None:
+        if not brought.news:
+            return None, end
+        if aloft.first_token_s is None:
             self._first_token(aloft)
-        return pieces, end
+        return brought, end
 
     def _first_token(self, aloft: Aloft) -> None:
         now = anyio.current_time()

@@ -79,6 +79,8 @@ class Rules(NamedTuple):
     stop_strings: tuple[str, ...]
     replayed: str | None
     """Why no continuation is allowed, whatever happens; none where it is."""
+    keeps_scored: bool = True
+    """Logprobs are kept for the turn's end, and not only given out as they come."""
 
 
 def rules(params: Params, *, tokenizer: bool, eos: int | None = None) -> Rules:

@@ -78,7 +78,8 @@ class Strand:
         self.token_ids += (delta.token_ids or [])[:count]
         if rules.scored and delta.logprobs is not None and delta.logprobs.content is not None:
             scored = delta.logprobs.content[:count]
-            self.scored += scored
+            if rules.keeps_scored:
+                self.scored += scored
         if delta.sampling_mask is not None:
             self.masks += delta.sampling_mask[:count]
         if delta.weight_versions is not None:
@@ -140,7 +141,7 @@ class Strand:
         """What is there now."""
         return Choice(
             token_ids=list(self.token_ids),
-            scored=list(self.scored) if rules.scored else None,
+            scored=list(self.scored) if rules.scored and rules.keeps_scored else None,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             versions=tuple(self.spans),

@@ -55,4 +55,4 @@ async def _begun(request: web.Request, generation: Generation) -> web.StreamResp
 
 
 def _events(payloads: list[bytes]) -> bytes:
-    return b"".join([b"data: " + payload + b"\n\n" for payload in payloads])
+    return b"data: " + b"\n\ndata: ".join(payloads) + b"\n\n" if payloads else b""

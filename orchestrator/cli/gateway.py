@@ -4,6 +4,7 @@ from argparse import Namespace
 
 from relight.agents.replay import gateway
 from relight.events.ids import job_name
+from relight.orchestrator import collecting
 from relight.orchestrator.cli import reach, running
 
 
@@ -20,4 +21,5 @@ def run(args: Namespace) -> int:
     async def main() -> None:
         await gateway.serve(bus_url=url, job=job, settings=settings)
 
+    collecting.spare_what_is_loaded()
     return running.lasting(main, uvloop=True)

@@ -113,8 +113,9 @@ class Client:
         error: ReplayError | None = None
         try:
             while not generation.done:
-                for piece in await generation.step():
-                    turn.take(piece)
+                if (brought := await generation.step()) is not None:
+                    for piece in brought.pieces():
+                        turn.take(piece)
         except ReplayError as failed:
             error = failed
         finally:

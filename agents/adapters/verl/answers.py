@@ -12,10 +12,15 @@ from relight.agents.adapters.verl.server import DIED
 from relight.agents.adapters.verl.theirs import theirs
 from relight.agents.replay.params import REPLAYED
 
+MET_NONE = "relight_met_no_engine"
+"""Key in an answer's extra fields: no engine has seen the call."""
+
 
 def nothing() -> Any:
     """For a call that met no engine."""
-    return cut_off(Kept(), steps=None)
+    answer = cut_off(Kept(), steps=None)
+    answer.extra_fields[MET_NONE] = True
+    return answer
 
 
 def lost(kept: Kept, *, steps: int | None, routed: bool) -> Any:
@@ -44,8 +49,13 @@ def cut_off(kept: Kept, *, steps: int | None) -> Any:
 
 
 def died(answer: Any) -> bool:
-    """Whether it ends where its engine died."""
+    """Whether it ends where its engine died, or met none."""
     return bool(answer.extra_fields.get(DIED))
+
+
+def met_none(answer: Any) -> bool:
+    """Whether no engine has seen the call: it has died of nothing, and killed nothing."""
+    return bool(answer.extra_fields.get(MET_NONE))
 
 
 def continuable(answer: Any, params: Mapping[str, Any], *, routed: bool) -> Any:

@@ -7,7 +7,7 @@ an actor on their node with their devices; their cached handles and sockets of t
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,10 @@ class Life:
     """verl's number of the weights that it has."""
     kept: "asyncio.Future[dict[str, Kept]] | None" = None
     """What it had made when it died, once somebody asks."""
+    died: bool = False
+    """A call has met its death."""
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    """The agent has proven it, so the orchestrator has taken its route away."""
 
 
 class Bundle:

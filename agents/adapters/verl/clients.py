@@ -8,6 +8,7 @@ to the agent loop as if it were the turn.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 import logging
+import time
 from typing import Any
 
 from relight.agents.adapters.verl import answers, replica, settings
@@ -41,15 +42,26 @@ def client_class(module: Any, asked: Any) -> Any:
             if _resumes(self, module):
                 return await super().generate(request_id, sampling_params=sampling_params, **kwargs)
             own = settings.of(self.config.actor_rollout_ref.rollout)
-            for failures in range(1, own.max_engine_failures + 1):
+            deaths, none_since = 0, None
+            while True:
                 answer = await super().generate(request_id, sampling_params=dict(sampling_params), **kwargs)
                 if not answers.died(answer):
                     return answer
-                log.info("a turn is replayed request=%s deaths=%d", request_id, failures)
-            raise RuntimeError(
-                f"request {request_id} was under way in {own.max_engine_failures} deaths of engines"
-                " (max_engine_failures): it may be their cause"
-            )
+                if answers.met_none(answer):
+                    none_since = none_since or time.monotonic()
+                    if time.monotonic() - none_since >= own.wait_s:
+                        raise RuntimeError(
+                            f"request {request_id} met no engine for {own.wait_s:g} s (wait_s), though one is"
+                            " routed; `relight explain` tells what it waits for"
+                        )
+                    continue
+                deaths, none_since = deaths + 1, None
+                if deaths >= own.max_engine_failures:
+                    raise RuntimeError(
+                        f"request {request_id} was under way in {deaths} deaths of engines"
+                        " (max_engine_failures): it may be their cause"
+                    )
+                log.info("a turn is replayed request=%s deaths=%d", request_id, deaths)
 
     # Its own calls of a plain client's generate meet `Whole`.
     bases = (Whole,) if asked is module.LLMServerClient else (asked, Whole)

@@ -3,8 +3,9 @@
 It fills a slot of the node's agent. When the agent asks, it makes a new server actor in the replica's bundles
 (on the same node, with the same devices), marked as the agent wants it, and reports its pid. Calls go through
 to the incarnation of the moment; a generation whose incarnation dies is answered as aborted, with the tokens
-that the ledger has of it, or as complete where only its answer was lost. Nothing here is started but on the
-agent's order: Ray restarts neither actor.
+that the ledger has of it, or as complete where only its answer was lost. What a death cut off is answered
+once no route leads to it any more: whoever asks again at once would meet the same death again. Nothing here
+is started but on the agent's order: Ray restarts neither actor.
 """
 
 import asyncio
@@ -28,6 +29,12 @@ from relight.events.ids import EngineName
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+GONE_S = 30.0
+"""Longest wait for the proof that an incarnation is gone whose death a call has met. Without an agent it does
+not come, and the call is answered without it."""
+PAUSE_S = 0.5
+"""Before a call that met no engine is answered: whoever sends it here has not read what is routed now."""
 
 NOTHING = ("abort_all_requests", "resume_engine_generation", "open_submission_gate", "resume_generation")
 MEMORY = ("wait_for_requests_to_drain", "release_kv_cache", "resume_kv_cache", "sleep", "wake_up")
@@ -100,16 +107,31 @@ class Steward:
     ) -> Any:
         """verl's TokenOutput. Raises what the engine raises for a wrong request, and for nothing else."""
         life = self._life
-        if life is None:
+        if life is None or life.died:
+            await (asyncio.sleep(PAUSE_S) if life is None else self._gone(life))
             return answers.nothing()
         routed = getattr(self._bundle.config, "enable_rollout_routing_replay", False)
+        exceptions = theirs("ray").exceptions
         try:
             answer = await life.server.generate.remote(prompt_ids, sampling_params, request_id, **kwargs)
-        except theirs("ray").exceptions.RayActorError as error:
+            life.died = life.died or answers.died(answer)
+        except exceptions.RayActorError as error:
             log.warning("the server died under a call request=%s error=%s", request_id, type(error).__name__)
+            life.died = life.died or not isinstance(error, exceptions.ActorUnavailableError)
             kept = await self._kept_of(life, request_id)
             answer = answers.lost(kept, steps=life.steps, routed=routed)
+        if answers.died(answer):
+            await self._gone(life)
         return answers.continuable(answer, sampling_params, routed=routed)
+
+    async def _gone(self, life: Life) -> None:
+        """Return when nothing is sent to a dead incarnation any more."""
+        try:
+            await asyncio.wait_for(life.gone.wait(), GONE_S if life.died else PAUSE_S)
+        except TimeoutError:
+            log.warning(
+                "not proven gone in time: calls may be sent to it still incarnation=%d", life.incarnation
+            )
 
     async def _kept_of(self, life: Life, request_id: str) -> ledger.Kept:
         """Of one call; the file of a death is read once for all of them."""
@@ -145,6 +167,8 @@ class Steward:
         return Started([life.pid], port=life.port, host=life.host)
 
     def _begin(self, life: Life) -> None:
+        if self._life is not None:
+            self._life.gone.set()  # nobody starts one beside it
         self._life = life
         self._started.set()
 
@@ -160,6 +184,7 @@ class Steward:
         life = self._life
         if life is not None and life.incarnation == incarnation:
             self._life = None
+            life.gone.set()
         for path in self._folder.glob("*.ledger"):
             if int(path.stem) < incarnation:
                 path.unlink(missing_ok=True)
