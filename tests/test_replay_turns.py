@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import anyio
 import pytest
 
+from relight.agents.replay import client as client_module
 from relight.agents.replay.client import Pieces, ReplayClient
 from relight.agents.replay.turn import (
     End,
@@ -23,7 +24,7 @@ from relight.agents.replay.turn import (
 from relight.agents.stub.launch import Stub
 from relight.agents.stub.tokens import reference, weights_digest
 from relight.events.bus.embedded import Embedded
-from relight.events.errors import UsageError
+from relight.events.errors import BusUnavailable, UsageError
 from tests.replay_job import E0, E1, E2, JOB, V2, Orchestrator, orchestrator
 from tests.replay_rig import Fleet, fleet, label
 
@@ -607,3 +608,13 @@ def test_wrong_arguments_are_refused_with_what_is_right(monkeypatch: pytest.Monk
         ReplayClient(job="job")
     with pytest.raises(UsageError, match="must match"):
         ReplayClient("redis://x", job="No Job")
+
+
+async def test_routes_that_cannot_be_read_in_time_are_one_error(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "SYNC_S", 0.05)
+    monkeypatch.setattr(client_module.Dispatch, "synced", lambda _: anyio.sleep_forever())
+    with pytest.raises(BusUnavailable, match=r"job job: its routes could not be read within 0\.05 s"):
+        async with ReplayClient(world.server.url, job="job"):
+            pass

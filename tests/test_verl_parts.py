@@ -492,6 +492,31 @@ async def test_a_death_is_answered_once_the_agent_has_proven_it(tmp_path: Path, 
 
 @needs_verl
 @quietly
+def test_two_jobs_of_one_name_on_one_machine_write_apart(tmp_path: Path) -> None:
+    def order(incarnation: int) -> Any:
+        return SimpleNamespace(engine="e0", incarnation=incarnation)
+
+    def steward_of(state: str) -> Any:
+        node, router = tmp_path / f"{state}.toml", tmp_path / f"{state}.yaml"
+        node.write_text(
+            f"""job = "j"\nnode = "a"\nstate_dir = "{tmp_path / state}"\n"""
+            """[[engines]]\nname = "e0"\nlauncher = "delegated"\ncommand = ["x"]\n"""
+        )
+        router.write_text(f"router_class: {settings.ROUTER}\njob: j\nnode_file: {node}\n")
+        own = steward_class(type("Server", (), {}))
+        return own(config=Config(router_config_path=str(router)), replica_rank=0)
+
+    one, two = steward_of("one"), steward_of("two")
+    paths = [one._ledger_of(order(incarnation)) for incarnation in (1, 2)]
+    assert two._ledger_of(order(1)) not in paths
+    for path in paths:
+        path.touch()
+    newest = one._ledger_of(order(3))
+    assert [path.exists() for path in (*paths, newest)] == [False, True, False]
+
+
+@needs_verl
+@quietly
 async def test_verls_fully_async_client_resumes_behind_the_kept_tokens(tmp_path: Path) -> None:
     servers = Servers(told(1, 2, stop="aborted", died=True), told(3))
     client = replaying("FullyAsyncLLMServerClient", servers, tmp_path)

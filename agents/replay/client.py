@@ -24,12 +24,15 @@ from relight.agents.replay.tally import Numbers
 from relight.agents.replay.turn import Piece, ReplayError, Turn
 from relight.events.bus.client import open_bus
 from relight.events.bus.follow import reached
-from relight.events.errors import UsageError
+from relight.events.errors import BusUnavailable, UsageError
 from relight.events.ids import Source, job_name
 
 BUS_S = 3.0
 """How long the start waits for a bus that can serve: one that is being started beside it. Who wants to wait
 for one that is away starts again."""
+
+SYNC_S = 15.0
+"""How long it then waits for the routes: a start among hundreds on one machine is slow."""
 
 KEEP_ALIVE_S = 2.0
 """Idle connections are closed after that: before the engine does it (vLLM: 5 s), or a request that meets the
@@ -106,10 +109,14 @@ class ReplayClient:
             tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(tasks.cancel_scope.cancel)
             tasks.start_soon(dispatch.run, tasks)
-            with anyio.fail_after(BUS_S):
+            with anyio.move_on_after(SYNC_S):
                 await dispatch.synced()
-            self._open = (stack.pop_all(), dispatch, http)
-        return self
+                self._open = (stack.pop_all(), dispatch, http)
+                return self
+        raise BusUnavailable(
+            f"job {self._job}: its routes could not be read within {SYNC_S:g} s, though the bus answered"
+            " before: it went away, or this machine has too much to do; start again"
+        )
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

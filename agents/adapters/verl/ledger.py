@@ -120,7 +120,8 @@ class Ledger:
 
 
 def read(path: Path) -> dict[str, Kept]:
-    """The calls that are under way or have just ended, by request. Raises OSError."""
+    """The calls that are under way or have just ended, by request. Raises OSError, and MsgspecError for what
+    nobody of ours wrote."""
     calls: dict[str, Kept] = {}
     for record in _records(path.read_bytes()):
         if record.ended:

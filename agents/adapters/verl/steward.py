@@ -12,17 +12,18 @@ import asyncio
 import inspect
 import logging
 import os
-import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
+
+import msgspec
 
 from relight.agents.adapters.verl import answers, ledger, settings
 from relight.agents.adapters.verl.bundle import Bundle, Life
 from relight.agents.adapters.verl.slot import Slot, take, wanted_again
 from relight.agents.adapters.verl.theirs import theirs
+from relight.agents.node import config
 from relight.agents.node.delegated.application import Order, Started
-from relight.agents.node.launch import make_folder
 from relight.events.errors import RelightError
 from relight.events.ids import EngineName
 
@@ -56,7 +57,6 @@ class Steward:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Arguments of verl's own server class."""
         self._settings = settings.of(kwargs["config"])
-        self._folder = _folder(f"{self._settings.job}-{kwargs['replica_rank']}")
         self._bundle = Bundle(self.server, args, kwargs)
         self._slot: Slot | None = None
         self._life: Life | None = None
@@ -142,7 +142,7 @@ class Steward:
             # Of a name that is used again it may be the turn before, whose answer has arrived.
             again = kept.ended and getattr(self._bundle.config, "full_determinism", False)
             return ledger.Kept() if again else kept
-        except OSError as error:
+        except (OSError, msgspec.MsgspecError) as error:
             log.warning("what a dead engine had made cannot be read error=%s", error)
             return ledger.Kept()
 
@@ -161,10 +161,20 @@ class Steward:
     # --- incarnations, in threads of the agent's delegate ------------------------------------------------
 
     def _start(self, order: Order) -> Started:
-        path = self._folder / f"{order.incarnation}.ledger"
-        life = self._bundle.start(order, ledger=path)
+        life = self._bundle.start(order, ledger=self._ledger_of(order))
         self._soon(self._begin, life)
         return Started([life.pid], port=life.port, host=life.host)
+
+    def _ledger_of(self, order: Order) -> Path:
+        """Where the incarnation writes: beside what the agent keeps, so no other slot's does. The last one's
+        may be read still; older ones go.
+        """
+        folder = config.load(Path(self._settings.node_file)).state_path / "verl" / order.engine
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in folder.glob("*.ledger"):
+            if int(path.stem) < order.incarnation - 1:
+                path.unlink(missing_ok=True)
+        return folder / f"{order.incarnation}.ledger"
 
     def _begin(self, life: Life) -> None:
         if self._life is not None:
@@ -185,16 +195,6 @@ class Steward:
         if life is not None and life.incarnation == incarnation:
             self._life = None
             life.gone.set()
-        for path in self._folder.glob("*.ledger"):
-            if int(path.stem) < incarnation:
-                path.unlink(missing_ok=True)
-
-
-def _folder(name: str) -> Path:
-    """Where this replica's incarnations write; one of the same name before it has left nothing of use."""
-    folder = Path(tempfile.gettempdir()) / f"relight-verl-{name}"
-    make_folder(folder)
-    return folder
 
 
 def steward_class(server: Any) -> Any:
