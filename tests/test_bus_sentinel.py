@@ -175,6 +175,7 @@ async def test_a_sentinel_that_missed_a_fail_over_leads_nobody_to_the_old_primar
     job: Watched, tmp_path: Path
 ) -> None:
     """What it says is of a lower configuration epoch than what the others say."""
+    await has_failed_over(job)
     options = {"username": ASKER, "password": ASKERS_PASSWORD, "protocol": 2}
     async with embedded(tmp_path / "old") as old:
         with sentinels(tmp_path, old.port) as behind:
@@ -185,6 +186,15 @@ async def test_a_sentinel_that_missed_a_fail_over_leads_nobody_to_the_old_primar
                 assert (await lone.discover_master(SERVICE))[1] == old.port
                 for _ in range(20):
                     assert (await most.discover_master(SERVICE))[1] == (await job.primary()).port
+
+
+async def has_failed_over(job: Watched) -> None:
+    """Once at least, by an order where none of the tests before this one made it."""
+    async with redis.Redis(port=job.sentinels[0], decode_responses=True, protocol=2) as asked:
+        if (await asked.sentinel_masters())[SERVICE]["config-epoch"] == 0:
+            old = await job.primary()
+            await asked.sentinel_failover(SERVICE)
+            await job.fails_over(old)
 
 
 async def _answers(asked: Sentinels) -> bool:

@@ -213,12 +213,16 @@ def feed(ledger: Ledger, body: bytes, cuts: list[int]) -> None:
 @given(
     lines=st.lists(st.binary(min_size=1).filter(lambda b: not set(b) & {10, 13}), min_size=1, max_size=8),
     newline=st.sampled_from([b"\n", b"\r\n", b"\r"]),
-    cuts=st.lists(st.integers(1, 20), min_size=1),
+    note=st.sampled_from([b": note", b"", b"data: one"]),
+    cuts=st.lists(st.integers(1, 60), min_size=1),
 )
 def test_events_are_the_same_however_the_bytes_are_torn(
-    lines: list[bytes], newline: bytes, cuts: list[int]
+    lines: list[bytes], newline: bytes, note: bytes, cuts: list[int]
 ) -> None:
-    body = b"".join(b": note" + newline + b"data: " + line + newline * 2 for line in lines) + b"data: torn"
+    above = note + newline if note else b""
+    body = b"".join(above + b"data: " + line + newline * 2 for line in lines) + b"data: torn"
+    if note.startswith(b"data"):
+        lines = [b"one\n" + line for line in lines]
     events, found, at, turn = Events(), list[bytes](), 0, 0
     while at < len(body):
         size = cuts[turn % len(cuts)]

@@ -21,6 +21,11 @@ class Events:
             data = self._rest + data
         if b"\r" in data:
             data = self._plain(data)
+        if data.startswith(b"data: ") and data.endswith(b"\n\n"):
+            events = data[6:-2].split(b"\n\ndata: ")
+            if data.count(b"\n") == 2 * len(events):  # nothing but lines of data, each an event
+                self._rest = b""
+                return events
         *whole, self._rest = data.split(b"\n\n")
         if len(self._rest) > _LIMIT:
             raise EventTooLong(f"an event of more than {_LIMIT} bytes")
