@@ -21,34 +21,44 @@ async def streamed(
     A reader that is slow holds the turn up: the next step is taken when its bytes are gone.
     """
     response: web.StreamResponse | None = None
+    ready: list[bytes] = []
     try:
         while not generation.done:
             attempts = generation.attempt
             await generation.step()
-            if ready := ledger.take():
+            ready = ledger.take()
+            if generation.done:
+                break
+            if ready:
                 if response is None:
                     response = await _begun(request, generation)
                 await response.write(_events(ready))
-            ended = generation.attempt > attempts and not generation.done
+            ended = generation.attempt > attempts
             if response is not None and ended and (why := ledger.why_replayed("")) is not None:
                 generation.close()
-                await response.write(cannot_frame(why) + note_of(generation.turn()) + DONE)
+                await response.write_eof(cannot_frame(why) + note_of(generation.turn()) + DONE)
                 return response
     except ReplayError as error:
         if response is None:
             return failed(error, partial=None if partial is None else partial(error.partial))
-        await response.write(failed_frame(error) + note_of(error.partial) + DONE)
+        await response.write_eof(failed_frame(error) + note_of(error.partial) + DONE)
         return response
     if response is None:
         response = await _begun(request, generation)
-    await response.write(_events(ledger.last()) + note_of(generation.turn()) + DONE)
+    await response.write_eof(_events([*ready, *ledger.last()]) + note_of(generation.turn()) + DONE)
     return response
+
+
+class _Stream(web.StreamResponse):
+    """Sends its headers with its first event, not in a packet of their own."""
+
+    _send_headers_immediately = False
 
 
 async def _begun(request: web.Request, generation: Generation) -> web.StreamResponse:
     headers = headers_of(generation.turn())
     headers["X-Relight-Attempts"] = str(generation.attempt + (not generation.done))
-    response = web.StreamResponse(headers=headers)
+    response = _Stream(headers=headers)
     response.content_type, response.charset = "text/event-stream", "utf-8"
     await response.prepare(request)
     return response

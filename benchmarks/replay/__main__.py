@@ -21,9 +21,10 @@ async def through_the_gateway(root: Path) -> list[Figure]:
     found = await gateway.measure(root)
     return [
         *(
-            Figure(f"gateway by direct, {each.path}", each.value, "", gateway.LEAST_RATIO)
+            Figure(f"gateway by direct, {each.route.path}", each.value, "", gateway.LEAST_RATIO)
             for each in found.ratios
         ),
+        Figure(f"gateway by direct, {found.short.route.tokens} tokens a stream", found.short.value, ""),
         Figure("gateway, added to a token, p50", found.added_ms, "ms", gateway.MOST_ADDED_MS, "most"),
     ]
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import anyio
 from benchmarks.replay.figures import ratio
+from benchmarks.replay.rig import LABEL
 from benchmarks.replay.services import RELIGHT, running
 from tests.replay_job import E0, JOB, Orchestrator, orchestrator
 
@@ -25,10 +26,12 @@ from relight.agents.stub.launch import launch, make_model
 from relight.events.bus.embedded import embedded, free_port
 
 STREAMS = 64
-TOKENS = 400
-"""Each stream's."""
+TOKENS = 1000
+"""Each stream's, as many as the client's own figure has."""
+SHORT_TOKENS = 100
+"""For a figure of what answers cost at their beginnings, without a bar."""
 ROUNDS = 15
-"""Of each way, in turns, a third of a second each: the median ratio of two that follow each other counts."""
+"""Of each way, in turns, half a second each: the median ratio of two that follow each other counts."""
 
 PACE_MS = 40.0
 """Between two tokens of one stream: 1,600 tokens a second in all, a batch of 64 on one GPU."""
@@ -41,16 +44,17 @@ UP_S = 30.0
 
 
 class Route(NamedTuple):
-    """One endpoint and a body for it."""
+    """One endpoint and a body for it, which asks for so many tokens."""
 
     path: str
+    tokens: int
     body: dict[str, Any]
 
 
 class Ratio(NamedTuple):
     """Tokens per second of one endpoint, in medians, and the median of their ratios."""
 
-    path: str
+    route: Route
     direct: float
     gateway: float
     value: float
@@ -60,6 +64,8 @@ class Figures(NamedTuple):
     """What one run found."""
 
     ratios: list[Ratio]
+    short: Ratio
+    """The same of short answers, on the last route."""
     direct_ms: float
     """From the engine's sending of a token to the reader's reading of it, median."""
     added_ms: float
@@ -71,40 +77,47 @@ class Figures(NamedTuple):
     def lines(self) -> list[str]:
         """A table, and one line."""
         rows = [
-            f"| `{each.path}` | {each.direct:,.0f} | {each.gateway:,.0f} | {each.value:.2f} |"
-            for each in self.ratios
+            f"| `{each.route.path}` | {each.route.tokens:,} | {each.direct:,.0f} | {each.gateway:,.0f}"
+            f" | {each.value:.2f} |"
+            for each in (*self.ratios, self.short)
         ]
         least = min(each.value for each in self.ratios)
         told = (
             f"gateway: {least:.2f} of direct (bar {LEAST_RATIO}), {self.added_ms:+.2f} ms a token at p50"
             f" (bar {MOST_ADDED_MS}; direct {self.direct_ms:.2f} ms)"
         )
-        head = f"| {STREAMS} streams | direct, tokens/s | gateway, tokens/s | ratio |"
-        return [head, "|---|---|---|---|", *rows, told]
+        head = f"| {STREAMS} streams | tokens of each | direct, tokens/s | gateway, tokens/s | ratio |"
+        return [head, "|---|---|---|---|---|", *rows, told]
 
 
-def routes(model: str) -> list[Route]:
-    """Greedy streams of TOKENS tokens."""
+def routes(model: str, tokens: int = TOKENS) -> list[Route]:
+    """Greedy streams of so many tokens."""
     common = {"model": model, "stream": True}
-    text = {**common, "max_tokens": TOKENS, "temperature": 0}
-    params = {"max_tokens": TOKENS, "temperature": 0.0, "logprobs": 0}
+    text = {**common, "max_tokens": tokens, "temperature": 0}
+    params = {"max_tokens": tokens, "temperature": 0.0, "logprobs": 0}
     return [
-        Route("/v1/chat/completions", {**text, "messages": [{"role": "user", "content": "Hello"}]}),
-        Route("/v1/completions", {**text, "prompt": "Hello", "logprobs": 0}),
-        Route("/inference/v1/generate", {**common, "token_ids": [5, 6, 7], "sampling_params": params}),
+        Route("/v1/chat/completions", tokens, {**text, "messages": [{"role": "user", "content": "Hello"}]}),
+        Route("/v1/completions", tokens, {**text, "prompt": "Hello", "logprobs": 0}),
+        Route(
+            "/inference/v1/generate", tokens, {**common, "token_ids": [5, 6, 7], "sampling_params": params}
+        ),
     ]
 
 
 async def measure(folder: Path) -> Figures:
     """One run, in a folder of its own; a minute."""
     model = make_model(folder / "model", seed=1)
-    flags = ("--token-interval-ms", "0", "--max-model-len", "1024")
+    flags = ("--token-interval-ms", "0", "--max-model-len", "4096")
     with embedded(folder / "bus") as bus, launch(model, *flags) as stub, pacer() as paced:
+        stub.post("/update_weight_version", {"new_version": LABEL})
         async with orchestrator(bus.url) as mind, aiohttp.ClientSession() as http:
             with gateway(bus.url, folder) as address:
-                ratios = await _ratios(mind, http, stub.port, address, routes(str(model)))
-                direct, through = await _latencies(mind, http, paced, address)
-    return Figures(ratios, direct, through - direct)
+                await _routed(mind, http, stub.port, incarnation=1, address=address)
+                direct = f"http://127.0.0.1:{stub.port}"
+                ratios = [await _ratio(http, direct, address, route) for route in routes(str(model))]
+                brief = await _ratio(http, direct, address, routes(str(model), SHORT_TOKENS)[-1])
+                alone, through = await _latencies(mind, http, paced, address)
+    return Figures(ratios, brief, alone, through - alone)
 
 
 @contextmanager
@@ -144,23 +157,18 @@ async def _routed(
             await anyio.sleep(0.05)
 
 
-async def _ratios(
-    mind: Orchestrator, http: aiohttp.ClientSession, port: int, address: str, asked: list[Route]
-) -> list[Ratio]:
-    await _routed(mind, http, port, incarnation=1, address=address)
-    direct = f"http://127.0.0.1:{port}"
-    found: list[Ratio] = []
-    for route in asked:
-        rates: dict[str, list[float]] = {direct: [], address: []}
-        for where in (direct, address):  # what is slow only once
-            await _rate(http, where, route)
-        for _ in range(ROUNDS):
-            for where, seen in rates.items():
-                seen.append(await _rate(http, where, route))
-        here, there = rates[direct], rates[address]
-        pairs = zip(here, there, strict=True)
-        found.append(Ratio(route.path, statistics.median(here), statistics.median(there), ratio(pairs)))
-    return found
+async def _ratio(http: aiohttp.ClientSession, direct: str, gateway: str, route: Route) -> Ratio:
+    ways = [direct, gateway]
+    for where in ways:  # what is slow only once
+        await _rate(http, where, route)
+    rates: dict[str, list[float]] = {direct: [], gateway: []}
+    for _ in range(ROUNDS):
+        for where in ways:
+            rates[where].append(await _rate(http, where, route))
+        ways.reverse()
+    here, there = rates[direct], rates[gateway]
+    told = ratio(zip(here, there, strict=True))
+    return Ratio(route, statistics.median(here), statistics.median(there), told)
 
 
 async def _rate(http: aiohttp.ClientSession, address: str, route: Route) -> float:
@@ -178,7 +186,7 @@ async def _rate(http: aiohttp.ClientSession, address: str, route: Route) -> floa
     async with anyio.create_task_group() as tasks:
         for _ in range(STREAMS):
             tasks.start_soon(stream)
-    return STREAMS * TOKENS / (time.perf_counter() - begun)
+    return STREAMS * route.tokens / (time.perf_counter() - begun)
 
 
 async def _latencies(
