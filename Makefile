@@ -72,7 +72,7 @@ check: $(READY)
 	$(IN)/ruff format --check .
 	$(IN)/ruff check .
 	$(IN)/mypy
-	$(IN)/pyright
+	$(IN)/pyright --pythonpath $(IN)/python
 	$(IN)/python -m pytest -q tests/test_layout.py tests/test_packaging.py
 
 soak-replay: $(READY)
