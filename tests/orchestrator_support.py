@@ -151,8 +151,8 @@ async def until(holds: Callable[[], object], *, within_s: float = WITHIN_S) -> N
 
 
 async def renewed(raw: Any, job: JobBus) -> None:
-    """Return when its lease lasts longer than it did."""
+    """Return when its lease lasts longer than it did the moment before."""
     left = await raw.pttl(job.keys.lease)
     with anyio.fail_after(WITHIN_S):
-        while await raw.pttl(job.keys.lease) <= left:
-            pass
+        while (now := await raw.pttl(job.keys.lease)) <= left:
+            left = now

@@ -18,7 +18,7 @@ from typing import Any
 FOLDER = Path(sys.argv[1])
 os.environ["VERL_USE_EXTERNAL_MODULES"] = "relight.agents.adapters.verl"
 os.environ["VERL_LOGGING_LEVEL"] = "INFO"
-os.environ["RELIGHT_TEST_FAULTS"] = str(FOLDER)
+os.environ["RELIGHT_TEST_FOLDER"] = str(FOLDER)
 
 import ray  # noqa: E402
 import verl  # noqa: E402

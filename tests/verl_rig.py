@@ -31,6 +31,8 @@ from verl.workers.rollout.replica import TokenOutput
 
 STUB = "RELIGHT_TEST_STUB"
 """Variable with the stub's model folder."""
+FOLDER = "RELIGHT_TEST_FOLDER"
+"""Variable with the job's own folder, in which it notes its faults and moves its weights."""
 
 
 class CoreDead(Exception):
@@ -188,7 +190,7 @@ class StubAdapter(BaseRollout):  # type: ignore[misc]
     async def update_weights(self, weights: Any, global_steps: int, wire_format: str) -> None:
         if self.server_handle is None:
             self.server_handle = ray.get_actor(f"vllm_server_{self.replica_rank}_0")
-        folder = Path(tempfile.mkdtemp(prefix="relight-verl-weights-"))
+        folder = Path(tempfile.mkdtemp(prefix="weights-", dir=os.environ[FOLDER]))
         arrays: dict[str, Any] = {}
         async for name, tensor in weights:
             arrays[name] = tensor.numpy()
@@ -204,7 +206,7 @@ class StubAdapter(BaseRollout):  # type: ignore[misc]
 
 def fault(kind: str, rank: int) -> bool:
     """Whether this fault is to strike there."""
-    return (Path(os.environ["RELIGHT_TEST_FAULTS"]) / f"{kind}-{rank}").exists()
+    return (Path(os.environ[FOLDER]) / f"{kind}-{rank}").exists()
 
 
 _ROLLOUT_REGISTRY[("vllm", "async")] = "tests.verl_rig.StubAdapter"
@@ -220,7 +222,7 @@ class FolderEngine(CheckpointEngine):  # type: ignore[misc]
         self.group: dict[str, Any] | None = None
 
     def prepare(self) -> dict[str, Any]:
-        return {"folder": tempfile.mkdtemp(prefix="relight-verl-transport-")}
+        return {"folder": tempfile.mkdtemp(prefix="transport-", dir=os.environ[FOLDER])}
 
     @classmethod
     def build_topology(

@@ -265,7 +265,9 @@ def _cluster(root: Path) -> Any:
     head = {"num_cpus": 0, "include_dashboard": False, "_system_config": HEALTH}
     for attempt in range(STARTS):
         try:
-            arguments = {**head, "temp_dir": str(root / f"r{attempt}")}
+            # Where it notes down its address for whoever gives none: not where a user's own cluster does.
+            os.environ["RAY_TMPDIR"] = str(root / str(attempt))
+            arguments = {**head, "temp_dir": f"{os.environ['RAY_TMPDIR']}/ray"}
             return Cluster(initialize_head=True, head_node_args=arguments)
         except Exception as error:
             if "timed out during startup" not in str(error) or attempt == STARTS - 1:
