@@ -12,8 +12,9 @@ from relight.agents.replay.client import ReplayClient
 
 BAR = 0.9
 ROUNDS = 5
-LOADS = ((64, 1000), (1000, 400))
-"""Streams at once, and tokens of each: rollouts are long beside what a turn costs at its beginning."""
+LOADS = ((64, 1000, 21), (1000, 400, ROUNDS))
+"""Streams at once, tokens of each, and rounds: rollouts are long beside what a turn costs at its beginning.
+A wave of the first takes a third of a second, in which the scheduler alone is worth a tenth."""
 FLAGS = ("--token-interval-ms", "0", "--max-num-seqs", "2000", "--max-model-len", "100000")
 """The stub makes tokens as fast as it can: what a reader cannot take up slows it down."""
 
@@ -24,9 +25,9 @@ async def measure(root: Path) -> list[Figure]:
         port = at.stubs[0].port
         await at.mind.route(E0, 1, port)
         async with ReplayClient(at.url, job=JOB) as client, plain_http() as http:
-            for streams, tokens in LOADS:
+            for streams, tokens, count in LOADS:
                 readers = (bare(http, port, tokens=tokens), ours(client, tokens))
-                figures += compared(await rounds(readers, streams), streams)
+                figures += compared(await rounds(readers, streams, count=count), streams)
     return figures
 
 
@@ -40,12 +41,15 @@ def ours(client: ReplayClient, tokens: int) -> Callable[[], Awaitable[int]]:
 
 
 async def rounds(
-    readers: tuple[Callable[[], Awaitable[int]], Callable[[], Awaitable[int]]], streams: int
+    readers: tuple[Callable[[], Awaitable[int]], Callable[[], Awaitable[int]]],
+    streams: int,
+    *,
+    count: int = ROUNDS,
 ) -> list[tuple[Wave, Wave]]:
     """Both in turns, each second time the other one first; one round to warm up."""
     first, second = readers
     found: list[tuple[Wave, Wave]] = []
-    for number in range(ROUNDS + 1):
+    for number in range(count + 1):
         if number % 2:
             other = await wave(second, streams)
             one = await wave(first, streams)
